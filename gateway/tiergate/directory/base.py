@@ -1,0 +1,225 @@
+"""The directory's seam: who has which version, in which order things were committed, what the origin is owed.
+
+The directory decides; slabs and inventory only say which bytes this node holds. Every method is one atomic
+transition, durable against the death of any process when it returns. Methods are coroutines because an
+implementation may sit behind a network; a cancelled call either happened whole or not at all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tiergate.model import Bucket, ObjectName, OriginUpload, Part, Pending, Record, Role, Upload, Version
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A strong read of a key. `revision` is the directory's revision at the read: everything acknowledged before
+    the read began has a commit revision of at most this."""
+
+    record: Record | None
+    pending: Pending | None
+    revision: int
+
+    @property
+    def guard(self) -> int:
+        """What a guarded change compares: the record's `modified`, 0 for no record."""
+        return self.record.modified if self.record else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What a committing write says of itself. `start_revision`: the directory's revision when its request began.
+    `base`: the origin's ETag it replaces if the caller asked the origin (else UNKNOWN_BASE; a base the directory
+    knows already wins over UNKNOWN_BASE). `guard`: commit only if the record's `modified` still is this (0: no
+    record); None: unconditionally."""
+
+    role: Role
+    start_revision: int
+    now_s: float
+    base: str
+    guard: int | None = None
+    conditional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A commit's revision and the version it replaced (whose bytes the caller now lets go), if any."""
+
+    revision: int
+    replaced: Version | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A multipart upload that was completed: the answer to a repeated CompleteMultipartUpload. `parts` is the list of
+    (number, etag) it was completed with."""
+
+    name: ObjectName
+    version_uid: str
+    etag: str
+    parts: tuple[tuple[int, str], ...]
+    finished_s: float
+
+
+class Directory(Protocol):
+    """See the module. Keys iterate in the order of their UTF-8 bytes, as S3 lists them."""
+
+    # -- objects
+    async def revision(self) -> int:
+        """The revision of the newest change, 0 in a new directory."""
+
+    async def get(self, name: ObjectName) -> Seen:
+        """The current record and pending write of a key."""
+
+    async def scan(self, bucket: str, prefix: str, after: str, limit: int) -> list[Record]:
+        """Up to `limit` records of any state whose key starts with `prefix` and is greater than `after`."""
+
+    async def put(self, name: ObjectName, version: Version, intent: Intent) -> Committed:
+        """Commit a version as dirty and owed to the origin.
+
+        Replacing a pending write of the key, the new one inherits its `place`, `base` (if known), `withdrawn`
+        (markers), and takes over its `upload` as one of the `leftovers`; `begun` starts false. Replacing an existing
+        version, it sets `disturbed_s = now_s` on every pending marker other than itself whose scope holds the key and
+        whose `revision` is greater than that of the version replaced.
+
+        Raises:
+            ConflictError: the guard does not hold; nothing changed.
+        """
+
+    async def put_through(
+        self, name: ObjectName, version: Version, origin_etag: str, intent: Intent
+    ) -> Committed:
+        """Commit a version that the origin already holds (write-through): the record is clean, a pending write of the
+        key is superseded and its uploads become orphans (`orphan_uploads`). Disturbs markers like `put`.
+
+        Raises:
+            ConflictError: the guard does not hold.
+        """
+
+    async def delete(self, name: ObjectName, intent: Intent) -> Committed | None:
+        """Commit a deletion: the record becomes a tombstone, a delete is owed to the origin.
+
+        Where the origin surely does not hold the key and no upload of it has begun, record and pending write just
+        go. None if nothing needed doing: the key is a tombstone already. A key without a record gets a tombstone
+        too (the origin may hold it). Inherits and disturbs like `put`.
+
+        Raises:
+            ConflictError: the guard does not hold.
+        """
+
+    async def adopt(self, name: ObjectName, version: Version, origin_etag: str, now_s: float) -> Record:
+        """Record a version found in the origin as clean, unless the key has a record: then that one is returned."""
+
+    async def revalidated(self, name: ObjectName, uid: str, now_s: float) -> None:
+        """Note that the origin still holds clean version `uid`; nothing if it is no longer current."""
+
+    async def forget(self, name: ObjectName, uid: str | None) -> Version | None:
+        """Drop the clean record of version `uid` (None: any clean one), because the origin holds something else.
+        Returns the dropped version. Dirty records and tombstones stay."""
+
+    async def trim_clean(self, keep_count: int) -> list[Version]:
+        """Drop the oldest clean records (by commit revision) beyond `keep_count`; returns their versions."""
+
+    # -- write-back
+    async def pending(self) -> list[Pending]:
+        """All that the origin is owed, by `place`."""
+
+    async def pending_under(self, bucket: str, prefix: str, limit: int) -> list[Pending]:
+        """Up to `limit` pending writes of keys that start with `prefix`, in key order."""
+
+    async def begin(self, name: ObjectName, uid: str, base: str) -> Pending:
+        """Mark that write-back of `uid` has begun and may reach the origin from now on, on top of `base`.
+
+        Raises:
+            FencedError: `uid` is no longer what is pending.
+        """
+
+    async def note_upload(self, name: ObjectName, uid: str, upload: OriginUpload | None) -> Pending:
+        """Record the multipart upload (or the intent to start one) that carries `uid`, or None: there is none.
+
+        Raises:
+            FencedError: `uid` is no longer what is pending.
+        """
+
+    async def drop_leftovers(self, name: ObjectName, dropped: Sequence[OriginUpload]) -> None:
+        """Forget leftover uploads that were aborted."""
+
+    async def orphan_uploads(self) -> list[tuple[ObjectName, OriginUpload]]:
+        """Uploads left by pending writes that went without a successor; to abort, then `drop_leftovers`."""
+
+    async def persisted(self, name: ObjectName, uid: str, origin_etag: str, now_s: float) -> Version | None:
+        """The origin holds pending write `uid`: a put becomes clean (returned: its version), a delete's tombstone goes
+        (None). If it was superseded meanwhile, the newer pending write's `base` becomes `origin_etag`
+        (NO_BASE for a delete), and None is returned."""
+
+    async def rebase(self, name: ObjectName, uid: str, base: str) -> Pending:
+        """The origin holds something else than thought: write-back of `uid` goes on top of `base`.
+
+        Raises:
+            FencedError: `uid` is no longer what is pending.
+        """
+
+    async def withdraw(self, name: ObjectName, uid: str, role: Role, now_s: float) -> Pending | None:
+        """A clean marker is about to be deleted in the origin: its record turns dirty, with a pending put that is
+        `withdrawn` and disturbed now. None if `uid` is no longer the clean current version. Recorded before the
+        origin is touched, so that a crash in between only makes it be deleted and put again."""
+
+    async def quarantine(self, name: ObjectName, uid: str, reason: str) -> None:
+        """Set aside (`reason`) or release (empty reason) a pending write; nothing if it is no longer pending."""
+
+    # -- multipart uploads of clients
+    async def create_upload(self, upload: Upload) -> None:
+        """Begin a client's multipart upload."""
+
+    async def get_upload(self, upload_id: str) -> Upload | None:
+        """A multipart upload in progress."""
+
+    async def list_uploads(self, bucket: str, prefix: str) -> list[Upload]:
+        """Uploads in progress of keys that start with `prefix`, by key, then by start."""
+
+    async def put_part(self, upload_id: str, part: Part) -> Part | None:
+        """Add or replace a part; returns the part replaced.
+
+        Raises:
+            NotFoundError: NoSuchUpload.
+        """
+
+    async def list_parts(self, upload_id: str) -> list[Part]:
+        """Parts of an upload by number; empty if there is no such upload."""
+
+    async def abort_upload(self, upload_id: str) -> list[Part] | None:
+        """End an upload; returns its parts, None if there is no such upload."""
+
+    async def finish_upload(
+        self, upload_id: str, version: Version, part_list: Sequence[tuple[int, str]], intent: Intent
+    ) -> Committed:
+        """`put` of the completed version, the end of the upload and the memory of its answer, as one transition.
+
+        Raises:
+            NotFoundError: NoSuchUpload.
+            ConflictError: the guard does not hold.
+        """
+
+    async def finished_upload(self, upload_id: str) -> Finished | None:
+        """What a completed upload answered; kept for some hours."""
+
+    async def expire_finished(self, before_s: float) -> int:
+        """Forget answers of uploads completed before `before_s`; returns how many."""
+
+    # -- buckets
+    async def get_bucket(self, name: str) -> Bucket | None:
+        """What was learnt of a bucket, however long ago."""
+
+    async def put_bucket(self, bucket: Bucket) -> None:
+        """Keep what the origin said of a bucket."""
+
+    async def forget_bucket(self, name: str) -> None:
+        """The origin says there is no such bucket."""
+
+    # -- holders
+    async def live_holders(self) -> set[str]:
+        """The uids whose bytes must be kept or may be kept: current versions and the ids of uploads in progress."""
+
+    async def counts(self) -> dict[str, int]:
+        """Records by state, pending writes and their bytes, uploads in progress: for metrics and status."""

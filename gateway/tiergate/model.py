@@ -1,0 +1,206 @@
+"""The value types that travel between rooms. Pure: no I/O, no clock.
+
+Sizes are bytes, times are Unix seconds, ETags are kept without their quotes.
+"""
+
+import secrets
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+BLOCK_BYTES = 8 << 20
+"""Unit of filling, eviction of ranges and integrity: one CRC-64/NVME is kept for each block of a body."""
+
+BLOCK_CHECKSUM_BYTES = 8
+
+
+def new_uid(wall_s: float) -> str:
+    """A fresh 28-character identifier that sorts by time (milliseconds) and is otherwise random."""
+    return f"{int(wall_s * 1000):012x}{secrets.token_hex(8)}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ObjectName:
+    """A key in a bucket. `key` is the decoded key, any non-empty text of up to 1,024 UTF-8 bytes."""
+
+    bucket: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """One sequence of bytes as it was received: the body of a PutObject or of one part.
+
+    `blocks` holds one big-endian CRC-64/NVME for each `BLOCK_BYTES` of the body (the last may be shorter);
+    empty when nobody proved the bytes to us (an object that was not written through the gateway).
+    """
+
+    uid: str
+    size_bytes: int
+    blocks: bytes = b""
+
+    @property
+    def block_count(self) -> int:
+        return -(-self.size_bytes // BLOCK_BYTES)
+
+    def block_size_bytes(self, index: int) -> int:
+        """Length of block `index`; every block but the last is `BLOCK_BYTES` long."""
+        return min(BLOCK_BYTES, self.size_bytes - index * BLOCK_BYTES)
+
+    def block_checksum(self, index: int) -> int | None:
+        """The CRC-64/NVME of block `index`, or None when it was never proved."""
+        if not self.blocks:
+            return None
+        start = index * BLOCK_CHECKSUM_BYTES
+        return int.from_bytes(self.blocks[start : start + BLOCK_CHECKSUM_BYTES], "big")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of an object. A PutObject has exactly one, numbered 1.
+
+    `checksums` maps an S3 checksum algorithm in lower case (`crc32`, `sha256`, ...) to its base64 value.
+    """
+
+    number: int
+    body: Body
+    etag: str
+    modified_s: int = 0
+    checksums: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One write of a key, and all of its identity (promise P6): what GET, HEAD and LIST show.
+
+    `headers` are the stored response headers in lower case (content-type, cache-control, x-amz-storage-class,
+    ...); `metadata` is the user's, names without `x-amz-meta-`. `multipart` says whether the client made it by a
+    multipart upload. `parts` join to the object's bytes, in order; a foreign object has one part that spans it all.
+    `checksum_type` is FULL_OBJECT, COMPOSITE or empty.
+    """
+
+    uid: str
+    size_bytes: int
+    etag: str
+    modified_s: int
+    parts: tuple[Part, ...]
+    headers: dict[str, str] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
+    tagging: str = ""
+    checksums: dict[str, str] = field(default_factory=dict)
+    checksum_type: str = ""
+    multipart: bool = False
+    foreign: bool = False
+    """True for an object that was found in the origin, not written through the gateway."""
+
+
+class State(StrEnum):
+    """Where the current version of a key stands."""
+
+    DIRTY = "dirty"
+    CLEAN = "clean"
+    TOMBSTONE = "tombstone"
+
+
+UNKNOWN_BASE = "?"
+NO_BASE = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the directory knows of a key. `version` is None exactly for a tombstone.
+
+    `revision` is the place of the commit in the one order of all commits; `modified` is the revision of the last
+    change of this record (a guard compares it). `origin_etag` is the ETag the origin gave for a clean version.
+    `validated_s` is when the origin was last known to hold just this version.
+    """
+
+    name: ObjectName
+    state: State
+    revision: int
+    modified: int
+    version: Version | None
+    origin_etag: str = ""
+    validated_s: float = 0.0
+
+
+class Kind(StrEnum):
+    """What a pending write will do to the origin."""
+
+    PUT = "put"
+    DELETE = "delete"
+
+
+class Role(StrEnum):
+    """How the fence treats an object (design section 6)."""
+
+    MARKER = "marker"
+    LARGE = "large"
+    SMALL = "small"
+
+
+@dataclass(frozen=True, slots=True)
+class OriginUpload:
+    """A multipart upload in the origin that works off a pending version.
+
+    `upload_id` is empty while the intent is recorded but the origin's answer is not (a crash in between leaves an
+    upload that recovery finds by key and start time).
+    """
+
+    upload_id: str
+    started_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """One unfinished write-back: the newest committed change of a key that the origin does not hold yet.
+
+    `place` orders it among all pending (inherited from the pending version it replaced), `revision` is its own
+    commit, `start_revision` the directory's revision when its request began. `base` is the origin ETag it
+    replaces: NO_BASE for "known to be absent", UNKNOWN_BASE for "nobody asked yet". `conditional` says that the
+    client made the write on a condition. `disturbed_s`: for a marker, when a member of its set was last replaced or
+    deleted after it was committed (0: never). `withdrawn`: the marker stood in the origin and was taken away.
+    `quarantined` is the reason of a permanent refusal, or empty. `leftovers` are uploads of superseded versions
+    that must be aborted.
+    """
+
+    name: ObjectName
+    uid: str
+    kind: Kind
+    role: Role
+    place: int
+    revision: int
+    start_revision: int
+    committed_s: float
+    size_bytes: int
+    base: str = UNKNOWN_BASE
+    conditional: bool = False
+    begun: bool = False
+    upload: OriginUpload | None = None
+    leftovers: tuple[OriginUpload, ...] = ()
+    disturbed_s: float = 0.0
+    withdrawn: bool = False
+    quarantined: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A client's multipart upload in progress. `version` carries what CreateMultipartUpload said (headers,
+    metadata, tagging); its parts, size and ETag are empty. `algorithm` is the checksum algorithm the client chose
+    (lower case, may be empty), `checksum_type` FULL_OBJECT, COMPOSITE or empty."""
+
+    upload_id: str
+    name: ObjectName
+    version: Version
+    started_s: float
+    algorithm: str = ""
+    checksum_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What the origin said of a bucket. `versioned` is also true for a suspended one."""
+
+    name: str
+    region: str
+    versioned: bool
+    learnt_s: float
