@@ -48,7 +48,8 @@ class NotFoundError(RequestError):
 
 
 class PreconditionError(RequestError):
-    """A condition of the request does not hold (PreconditionFailed, NotModified, ConditionalRequestConflict)."""
+    """A condition of the request does not hold (PreconditionFailed, NotModified,
+    ConditionalRequestConflict)."""
 
 
 class OverloadedError(TiergateError):
@@ -100,6 +101,13 @@ class OriginRefusedError(OriginError):
         self.headers = headers or {}
 
 
+class OriginCredentialsError(OriginRefusedError):
+    """The origin does not take our credentials, or there are none. A rotation or an operator mends it, so whoever
+    would give up after a refusal tries again later instead."""
+
+    retry = Retry.LATER
+
+
 class IntegrityError(TiergateError):
     """Bytes do not match what was proved at ingest. The copy is dropped, never served."""
 
@@ -114,6 +122,11 @@ class FencedError(TiergateError):
 
 class ConfigError(TiergateError):
     """The configuration is wrong; one line a fault."""
+
+    @property
+    def faults(self) -> list[str]:
+        """Each fault, with where it comes from."""
+        return self.message.splitlines()
 
 
 class InvariantError(TiergateError):

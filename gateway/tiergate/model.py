@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 4 << 20
 """Unit of filling, eviction of ranges and integrity: one CRC-64/NVME is kept for each block of a body."""
 
 BLOCK_CHECKSUM_BYTES = 8
@@ -66,6 +66,8 @@ class Part:
     etag: str
     modified_s: int = 0
     checksums: dict[str, str] = field(default_factory=dict)
+    spilled_etag: str = ""
+    """The origin's ETag of a part that went on to the origin because memory had no room; empty while in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,15 @@ class State(StrEnum):
     TOMBSTONE = "tombstone"
 
 
+class Role(StrEnum):
+    """How the fence treats an object (design section 6)."""
+
+    MARKER = "marker"
+    POINTER = "pointer"
+    LARGE = "large"
+    SMALL = "small"
+
+
 UNKNOWN_BASE = "?"
 NO_BASE = ""
 
@@ -121,6 +132,7 @@ class Record:
     version: Version | None
     origin_etag: str = ""
     validated_s: float = 0.0
+    role: Role = Role.SMALL
 
 
 class Kind(StrEnum):
@@ -128,14 +140,6 @@ class Kind(StrEnum):
 
     PUT = "put"
     DELETE = "delete"
-
-
-class Role(StrEnum):
-    """How the fence treats an object (design section 6)."""
-
-    MARKER = "marker"
-    LARGE = "large"
-    SMALL = "small"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +198,8 @@ class Upload:
     started_s: float
     algorithm: str = ""
     checksum_type: str = ""
+    spill_id: str = ""
+    """The upload in the origin that parts without room in memory went to; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)

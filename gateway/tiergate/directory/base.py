@@ -108,7 +108,12 @@ class Directory(Protocol):
             ConflictError: the guard does not hold.
         """
 
-    async def adopt(self, name: ObjectName, version: Version, origin_etag: str, now_s: float) -> Record:
+    async def scan_unpersisted(self, bucket: str, prefix: str, after: str, limit: int) -> list[Record]:
+        """Like `scan`, of the records only that are dirty or tombstones."""
+
+    async def adopt(
+        self, name: ObjectName, version: Version, origin_etag: str, role: Role, now_s: float
+    ) -> Record:
         """Record a version found in the origin as clean, unless the key has a record: then that one is returned."""
 
     async def revalidated(self, name: ObjectName, uid: str, now_s: float) -> None:
@@ -127,6 +132,9 @@ class Directory(Protocol):
 
     async def pending_under(self, bucket: str, prefix: str, limit: int) -> list[Pending]:
         """Up to `limit` pending writes of keys that start with `prefix`, in key order."""
+
+    async def oldest_pending_s(self) -> float | None:
+        """When the oldest pending write that is not quarantined was committed; None if nothing is pending."""
 
     async def begin(self, name: ObjectName, uid: str, base: str) -> Pending:
         """Mark that write-back of `uid` has begun and may reach the origin from now on, on top of `base`.
@@ -160,10 +168,18 @@ class Directory(Protocol):
             FencedError: `uid` is no longer what is pending.
         """
 
-    async def withdraw(self, name: ObjectName, uid: str, role: Role, now_s: float) -> Pending | None:
+    async def standing_markers(self, bucket: str, scopes: Sequence[str]) -> list[Seen]:
+        """The markers (role MARKER) whose parent prefix is the first of `scopes` that has any marker with a record, in
+        whatever state. `scopes` go from the innermost outwards."""
+
+    async def withdraw(self, name: ObjectName, uid: str, now_s: float) -> Pending | None:
         """A clean marker is about to be deleted in the origin: its record turns dirty, with a pending put that is
         `withdrawn` and disturbed now. None if `uid` is no longer the clean current version. Recorded before the
         origin is touched, so that a crash in between only makes it be deleted and put again."""
+
+    async def withdrawn(self, name: ObjectName, uid: str) -> None:
+        """The origin no longer holds the marker: the pending write `uid` stands on NO_BASE and is `withdrawn`; nothing
+        if it is no longer pending."""
 
     async def quarantine(self, name: ObjectName, uid: str, reason: str) -> None:
         """Set aside (`reason`) or release (empty reason) a pending write; nothing if it is no longer pending."""
@@ -185,6 +201,19 @@ class Directory(Protocol):
             NotFoundError: NoSuchUpload.
         """
 
+    async def note_spill(self, upload_id: str, spill_id: str) -> str:
+        """Record the origin's upload that takes this one's spilled parts, unless it has one: that one is returned.
+
+        Raises:
+            NotFoundError: NoSuchUpload.
+        """
+
+    async def move_part(self, upload_id: str, part: Part, moved: Part) -> bool:
+        """Replace `part` by `moved` (the same bytes, now in the origin); False if it is no longer that part."""
+
+    async def origin_upload_ids(self, bucket: str) -> set[str]:
+        """The origin's uploads in a bucket that are the gateway's own: write-backs', leftovers' and spills'."""
+
     async def list_parts(self, upload_id: str) -> list[Part]:
         """Parts of an upload by number; empty if there is no such upload."""
 
@@ -200,6 +229,11 @@ class Directory(Protocol):
             NotFoundError: NoSuchUpload.
             ConflictError: the guard does not hold.
         """
+
+    async def end_spilled(
+        self, upload_id: str, version: Version, part_list: Sequence[tuple[int, str]], now_s: float
+    ) -> None:
+        """The end of an upload that was completed in the origin, and the memory of its answer."""
 
     async def finished_upload(self, upload_id: str) -> Finished | None:
         """What a completed upload answered; kept for some hours."""
@@ -220,6 +254,9 @@ class Directory(Protocol):
     # -- holders
     async def live_holders(self) -> set[str]:
         """The uids whose bytes must be kept or may be kept: current versions and the ids of uploads in progress."""
+
+    async def open_upload_ids(self) -> set[str]:
+        """The ids of clients' multipart uploads in progress."""
 
     async def counts(self) -> dict[str, int]:
         """Records by state, pending writes and their bytes, uploads in progress: for metrics and status."""

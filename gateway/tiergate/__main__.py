@@ -1,0 +1,7 @@
+"""`python -m tiergate`."""
+
+import sys
+
+from tiergate.cli import main
+
+sys.exit(main())

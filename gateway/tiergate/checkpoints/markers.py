@@ -1,0 +1,62 @@
+"""Which object of a checkpoint says that it is whole, and which objects that concerns. Pure.
+
+A *marker* is the object whose presence says that the set under its prefix is whole; its *scope* is its parent prefix
+and everything below. A *pointer* names a set (or the state of a whole run) and is rewritten all the time; the fence
+orders it like a marker, but it is never withdrawn because something below its prefix changed.
+"""
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+
+from tiergate.model import ObjectName, Role
+
+MARKER_NAMES = frozenset(
+    {
+        ".metadata",  # torch.distributed.checkpoint, committed by renaming .metadata.tmp
+        "metadata.metadata",  # SageMaker tiered checkpoints, rank 0's folder
+        "trainer_state.json",  # Hugging Face Trainer, written last into each checkpoint folder
+    }
+)
+MARKER_PATTERNS = ("*.index.json",)
+"""Hugging Face sharded weights: model.safetensors.index.json, pytorch_model.bin.index.json."""
+
+POINTER_NAMES = frozenset(
+    {
+        "checkpoint_manager_snapshot.json",  # Ray Train: which checkpoints of a run exist
+    }
+)
+
+
+def scope_of(key: str) -> str:
+    """The prefix a key's fence looks at: its parent prefix with the slash, empty at the root of the bucket."""
+    return key[: key.rfind("/") + 1]
+
+
+def ancestor_scopes(key: str) -> list[str]:
+    """The scopes that hold the key, innermost first, down to the whole bucket ("")."""
+    scopes = [scope_of(key)]
+    while scopes[-1]:
+        scopes.append(scope_of(scopes[-1][:-1]))
+    return scopes
+
+
+class Markers:
+    """Tells markers from other objects. `patterns_of` gives the user's own patterns for a bucket and key: shell patterns
+    for the file name, or for the whole key where they have a slash. From `large_bytes` on an object is large."""
+
+    def __init__(self, patterns_of: Callable[[str, str], Sequence[str]], large_bytes: int) -> None:
+        self._patterns_of = patterns_of
+        self._large_bytes = large_bytes
+
+    def role_of(self, name: ObjectName, size_bytes: int) -> Role:
+        """How the fence treats an object."""
+        key = name.key
+        file_name = key[key.rfind("/") + 1 :]
+        if file_name in POINTER_NAMES:
+            return Role.POINTER
+        if file_name in MARKER_NAMES or any(fnmatchcase(file_name, pattern) for pattern in MARKER_PATTERNS):
+            return Role.MARKER
+        for pattern in self._patterns_of(name.bucket, key):
+            if fnmatchcase(key if "/" in pattern else file_name, pattern):
+                return Role.MARKER
+        return Role.LARGE if size_bytes >= self._large_bytes else Role.SMALL

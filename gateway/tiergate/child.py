@@ -1,0 +1,225 @@
+"""What a child process of the node is given, and how it begins: the seam between `node` and `server`."""
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import cast
+
+from tiergate import config
+from tiergate.config import Address, Settings
+from tiergate.errors import TiergateError
+from tiergate.observe import logs
+
+_PR_SET_PDEATHSIG = 1
+_UNIX_PATH_MAX_BYTES = 107
+"""Longest path of a socket file (https://man7.org/linux/man-pages/man7/unix.7.html)."""
+
+log = logs.get_logger(__name__)
+
+
+class ChildRole(StrEnum):
+    """What a child does: answer clients, or the node's background work and its admin address."""
+
+    WORKER = "worker"
+    BACKGROUND = "background"
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """The memory folder. `index` holds the LMDB environments, `slabs` the bytes, `processes` what belongs to
+    single processes (pins), `sockets` Unix-domain sockets, `metrics` one file per process. The node makes
+    them, each for its user only; `sockets` and `metrics` start empty with the node, the others survive
+    it."""
+
+    root: Path
+
+    @property
+    def index(self) -> Path:
+        return self.root / "index"
+
+    @property
+    def slabs(self) -> Path:
+        return self.root / "slabs"
+
+    @property
+    def processes(self) -> Path:
+        return self.root / "processes"
+
+    @property
+    def sockets(self) -> Path:
+        return self.root / "sockets"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics"
+
+    @property
+    def lock(self) -> Path:
+        """Held by every process of the node as long as it lives."""
+        return self.root / "lock"
+
+    @property
+    def node_file(self) -> Path:
+        """The running node's addresses, as JSON."""
+        return self.root / "node.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ChildContext:
+    """All that a child owns or shares. Descriptors are open for the whole life of the process and not
+    inherited by what it starts.
+
+    `listen_socket` (workers) and `admin_socket` (background) are bound and listening; the node keeps copies,
+    so connections wait in their queues while a child is restarted. `wakeup_fd` is an eventfd that workers
+    write and the background reads; `deaths_fd` one that counts the workers that died since it was last read,
+    for the background to clean up after them (it does so at its own start anyhow). `listen_address` and
+    `admin_address` are the real ones."""
+
+    settings: Settings
+    role: ChildRole
+    index: int
+    listen_address: Address
+    admin_address: Address
+    listen_socket: socket.socket | None
+    admin_socket: socket.socket | None
+    wakeup_fd: int
+    deaths_fd: int
+    ready_fd: int
+    sockets_fd: int
+    folders: Folders
+
+    @property
+    def name(self) -> str:
+        """`worker-0`, `background-0`: unique among the living processes of the node."""
+        return child_name(self.role, self.index)
+
+    @property
+    def metrics_file(self) -> Path:
+        """Where `tiergate.observe.metrics.Metrics.open` keeps this process's metrics."""
+        return self.folders.metrics / self.name
+
+    def report_ready(self) -> None:
+        """Tell the node that this process does its work now. To be called once."""
+        _report(self.ready_fd, {"ready": True})
+
+    def wake_background(self) -> None:
+        """Make the background look for work. Never blocks."""
+        os.eventfd_write(self.wakeup_fd, 1)
+
+    def socket_path(self, name: str) -> str:
+        """The path of a Unix-domain socket of the node, short enough to bind and connect in this process."""
+        path = str(self.folders.sockets / name)
+        if len(os.fsencode(path)) <= _UNIX_PATH_MAX_BYTES:
+            return path
+        return f"/proc/self/fd/{self.sockets_fd}/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """What the node writes into a memory file for one child; the numbers are those of inherited
+    descriptors."""
+
+    settings: Settings
+    role: ChildRole
+    index: int
+    entry: str
+    parent_pid: int
+    listen_address: Address
+    admin_address: Address
+    socket_fd: int
+    lock_fd: int
+    wakeup_fd: int
+    deaths_fd: int
+    ready_fd: int
+    root: Path
+
+
+def child_name(role: ChildRole, index: int) -> str:
+    """The name of a child within the node."""
+    return f"{role}-{index}"
+
+
+def run_child(handoff_fd: int) -> int:
+    """Be a child of the node: die with it, take over what it handed down, run the entry point.
+
+    Returns the exit status: 0, or 1 when the entry point failed (the node is told why).
+    """
+    with os.fdopen(handoff_fd, "rb") as file:
+        handoff = config.restore(file.read(), Handoff)
+    if os.getppid() != handoff.parent_pid:
+        return 1  # the node died before its death could reach us
+    _keep_from_children(handoff)
+    settings = handoff.settings
+    logs.configure(settings.log_level, settings.log_format, process=child_name(handoff.role, handoff.index))
+    if settings.secret_access_key is not None:
+        logs.mask(settings.secret_access_key)
+    context = _context_of(handoff)
+    try:
+        run = cast(Callable[[ChildContext], object], importlib.import_module(handoff.entry).run)
+        run(context)
+    except (TiergateError, OSError) as error:
+        log.error("process failed", error=error)
+        _report_failure(context, str(error) or type(error).__name__)
+        return 1
+    except Exception as error:
+        log.exception("process failed unexpectedly", error=error)
+        _report_failure(context, f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+def _die_with_parent() -> None:
+    """https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html"""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def _keep_from_children(handoff: Handoff) -> None:
+    """What this process starts must not hold the lock or the port after its death."""
+    for descriptor in (
+        handoff.socket_fd,
+        handoff.lock_fd,
+        handoff.wakeup_fd,
+        handoff.deaths_fd,
+        handoff.ready_fd,
+    ):
+        os.set_inheritable(descriptor, False)
+
+
+def _context_of(handoff: Handoff) -> ChildContext:
+    folders = Folders(handoff.root)
+    sock = socket.socket(fileno=handoff.socket_fd)
+    sock.setblocking(False)
+    is_worker = handoff.role is ChildRole.WORKER
+    return ChildContext(
+        settings=handoff.settings,
+        role=handoff.role,
+        index=handoff.index,
+        listen_address=handoff.listen_address,
+        admin_address=handoff.admin_address,
+        listen_socket=sock if is_worker else None,
+        admin_socket=None if is_worker else sock,
+        wakeup_fd=handoff.wakeup_fd,
+        deaths_fd=handoff.deaths_fd,
+        ready_fd=handoff.ready_fd,
+        sockets_fd=os.open(folders.sockets, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC),
+        folders=folders,
+    )
+
+
+def _report_failure(context: ChildContext, message: str) -> None:
+    _report(context.ready_fd, {"error": logs.masked_text(message)[:500]})
+
+
+def _report(ready_fd: int, message: dict[str, object]) -> None:
+    # Below PIPE_BUF, so one write is one line; the node keeps its end open as long as we live.
+    os.write(ready_fd, json.dumps(message, ensure_ascii=True).encode() + b"\n")

@@ -1,0 +1,234 @@
+"""The command line: the only place that prints or decides an exit status.
+
+Exit statuses: 0 success; 1 the node could not start or had to end; 2 wrong configuration or usage; 3 another
+node has the memory folder; 4 `status` found no node, or one that does not answer as it should."""
+
+# ruff: noqa: T201 - this is the place that prints
+
+import argparse
+import importlib
+import json
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from tiergate import __version__, config
+from tiergate.child import Folders, run_child
+from tiergate.config import DECLARATIONS, Loaded
+from tiergate.config.declare import show_value
+from tiergate.errors import ConfigError, TiergateError
+from tiergate.observe import logs
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_BUSY, EXIT_UNREACHABLE = range(5)
+_STATUS_TIMEOUT_S = 10.0
+
+
+class _UsageError(Exception):
+    """The command line is wrong; the message says how, in one line."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a wrong command line as one line, without the usage text."""
+
+    def error(self, message: str) -> NoReturn:
+        raise _UsageError(message)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["_child"]:
+        return run_child(int(words[2]))
+    try:
+        if words[:1] == ["demo"]:
+            return _demo(words[1:])
+        return _dispatch(words)
+    except _UsageError as error:
+        return _fail(EXIT_USAGE, f"{error} (see tiergate --help)")
+    except ConfigError as error:
+        return _fail(EXIT_USAGE, *error.faults)
+    except BrokenPipeError:
+        sys.stderr.close()  # nobody reads; Python would complain about it at its end
+        return EXIT_FAILED
+
+
+def _dispatch(words: list[str]) -> int:
+    options, unknown = _parser().parse_known_args(words)
+    command = cast("Callable[[argparse.Namespace, list[str]], int] | None", getattr(options, "command", None))
+    if command is None:
+        raise _UsageError("a command is missing")
+    return command(options, _unknown_flags(unknown))
+
+
+def _serve(options: argparse.Namespace, unknown: list[str]) -> int:
+    # Here and not above, so that a child does not load the parent's modules.
+    from tiergate.node import FolderBusyError, serve
+
+    loaded = _load(options, unknown)
+    settings = loaded.settings
+    logs.configure(settings.log_level, settings.log_format, process="node")
+    if settings.secret_access_key is not None:
+        logs.mask(settings.secret_access_key)
+    try:
+        serve(loaded, lambda running: print(running.line, flush=True))
+    except FolderBusyError as error:
+        return _fail(EXIT_BUSY, str(error))
+    except TiergateError as error:
+        return _fail(EXIT_FAILED, str(error))
+    return EXIT_OK
+
+
+def _check_config(options: argparse.Namespace, unknown: list[str]) -> int:
+    from tiergate.node import folder_faults
+
+    loaded = _load(options, unknown)
+    settings = loaded.settings
+    is_default = loaded.sources["memory_limit_bytes"] == "default"
+    faults = folder_faults(settings.memory_dir, settings.memory_limit_bytes, is_default)
+    if faults:
+        return _fail(EXIT_USAGE, *faults)
+    if options.show:
+        for field, declaration in DECLARATIONS.items():
+            value = show_value(field, getattr(settings, field))
+            print(f"{declaration.name} = {value}  # {loaded.sources[field]}")
+    print("configuration is valid")
+    return EXIT_OK
+
+
+def _status(options: argparse.Namespace, unknown: list[str]) -> int:
+    settings = _load(options, unknown).settings
+    url = f"http://{settings.admin_listen}"
+    if settings.admin_listen.port == 0:
+        node_file = Folders(settings.memory_dir).node_file
+        try:
+            url = json.loads(node_file.read_text())["admin"]
+        except (OSError, ValueError, KeyError):
+            return _fail(EXIT_UNREACHABLE, f"no node serves from {settings.memory_dir}")
+    try:
+        status = _fetch(f"{url}/status")
+    except (OSError, ValueError) as error:
+        return _fail(EXIT_UNREACHABLE, f"no status from {url}: {getattr(error, 'reason', None) or error}")
+    if options.json:
+        print(json.dumps(status, indent=2, ensure_ascii=False))
+    else:
+        _print_tables(status)
+    return EXIT_OK
+
+
+def _demo(words: list[str]) -> int:
+    run = cast("Callable[[list[str]], int | None]", importlib.import_module("tiergate.demo").run)
+    try:
+        return run(words) or EXIT_OK
+    except TiergateError as error:
+        return _fail(EXIT_FAILED, str(error))
+
+
+def _fail(status: int, *lines: str) -> int:
+    for line in lines:
+        print(f"tiergate: {logs.masked_text(line)}", file=sys.stderr)
+    return status
+
+
+# -- the command line
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="tiergate", description="An S3 gateway that keeps checkpoints in RAM.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"tiergate {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    serve = commands.add_parser("serve", help="start a node", allow_abbrev=False)
+    check = commands.add_parser(
+        "check-config", help="say what is wrong with a configuration", allow_abbrev=False
+    )
+    check.add_argument("--show", action="store_true", help="print every setting and where it comes from")
+    status = commands.add_parser("status", help="show what a running node does", allow_abbrev=False)
+    status.add_argument("--json", action="store_true", help="print JSON")
+    commands.add_parser("demo", help="show the product on this machine", add_help=False)
+    for command, run in ((serve, _serve), (check, _check_config), (status, _status)):
+        command.set_defaults(command=run)
+        _add_settings(command)
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file with settings")
+    groups: dict[str, Any] = {}
+    for declaration in DECLARATIONS.values():
+        section = declaration.section
+        if section not in groups:
+            groups[section] = parser.add_argument_group(section)
+        text = f"{declaration.help} Default: {declaration.default_text}."
+        groups[section].add_argument(
+            declaration.flag,
+            dest=f"setting_{declaration.field}",
+            metavar="VALUE",
+            action="append" if declaration.repeatable else "store",
+            help=text.replace("%", "%%"),
+        )
+
+
+def _load(options: argparse.Namespace, unknown: list[str]) -> Loaded:
+    given = cast("Mapping[str, Any]", vars(options))
+    flags = {
+        field: given[f"setting_{field}"]
+        for field in DECLARATIONS
+        if given.get(f"setting_{field}") is not None
+    }
+    return config.load(config_file=options.config, flags=flags, unknown_flags=unknown)
+
+
+def _unknown_flags(words: list[str]) -> list[str]:
+    """The words that are wrong in themselves: what follows an unknown flag is taken for its value."""
+    wrong: list[str] = []
+    for before, word in zip(["", *words], words, strict=False):
+        if word.startswith("-") or not before.startswith("-") or "=" in before:
+            wrong.append(word)
+    return wrong
+
+
+# -- the status of a node
+def _fetch(url: str) -> Mapping[str, object]:
+    """What the admin address answers, without a proxy in between.
+
+    Raises:
+        OSError: nobody answers, or with an error.
+        ValueError: the answer is not a JSON object.
+    """
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=_STATUS_TIMEOUT_S) as response:
+        answer = json.load(response)
+    if not isinstance(answer, dict):
+        raise ValueError("the answer is not a JSON object")
+    return cast("Mapping[str, object]", answer)
+
+
+def _print_tables(status: Mapping[str, object]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    single = {name: value for name, value in status.items() if not isinstance(value, dict | list)}
+    sections = {"node": single} | {name: value for name, value in status.items() if name not in single}
+    for title, section in sections.items():
+        if not section:
+            continue
+        table = Table(title=title, title_justify="left", show_header=isinstance(section, list))
+        if isinstance(section, list):
+            rows = [row if isinstance(row, dict) else {"": row} for row in cast("list[object]", section)]
+            columns = list(dict.fromkeys(str(name) for row in rows for name in row))
+            for column in columns:
+                table.add_column(column)
+            for row in rows:
+                table.add_row(*(Text(_shown(row.get(column, ""))) for column in columns))
+        else:
+            for name, value in cast("dict[str, object]", section).items():
+                table.add_row(name, Text(_shown(value)))
+        console.print(table)
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

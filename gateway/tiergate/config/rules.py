@@ -1,0 +1,82 @@
+"""Rules between settings. Each yields the fields it is about (the one to blame first) and what is wrong."""
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from tiergate.config.settings import Settings
+from tiergate.config.values import Address, ClientAuth, format_duration, format_size
+
+Broken = tuple[tuple[str, ...], str]
+_ANY_HOST = ("0.0.0.0", "::")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def broken_rules(settings: Settings) -> Iterator[Broken]:
+    """All rules that the settings break."""
+    yield from _credentials(settings)
+    yield from _exposure(settings)
+    yield from _addresses(settings)
+    yield from _amounts(settings)
+
+
+def _credentials(settings: Settings) -> Iterator[Broken]:
+    has_id, has_secret = bool(settings.access_key_id), settings.secret_access_key is not None
+    if has_id and not has_secret:
+        yield ("access_key_id", "secret_access_key"), "is given without secret_access_key"
+    if has_secret and not has_id:
+        yield ("secret_access_key", "access_key_id"), "is given without access_key_id"
+    if settings.client_auth is ClientAuth.KEYS and not has_id:
+        yield (
+            ("client_auth", "access_key_id"),
+            "`keys` needs TIERGATE_ACCESS_KEY_ID and TIERGATE_SECRET_ACCESS_KEY",
+        )
+    if settings.client_auth is not ClientAuth.KEYS and has_id:
+        yield (
+            ("client_auth", "access_key_id"),
+            f"`{settings.client_auth}` contradicts the access_key_id that is given",
+        )
+
+
+def _exposure(settings: Settings) -> Iterator[Broken]:
+    """Nobody gets in who does not belong: without credentials only this machine may connect."""
+    if settings.client_auth is not ClientAuth.NONE:
+        return
+    for field, address in (("listen", settings.listen), ("admin_listen", settings.admin_listen)):
+        if not address.is_loopback:
+            yield (
+                (field, "client_auth", "access_key_id"),
+                f"{address} is not a loopback address and clients need no credentials "
+                "(set TIERGATE_ACCESS_KEY_ID and TIERGATE_SECRET_ACCESS_KEY)",
+            )
+
+
+def _addresses(settings: Settings) -> Iterator[Broken]:
+    if settings.listen == settings.admin_listen and settings.listen.port:
+        yield ("admin_listen", "listen"), f"{settings.admin_listen} is the same as listen"
+    if settings.origin:
+        parts = urlsplit(settings.origin)
+        origin = Address(parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme])
+        for field, address in (("listen", settings.listen), ("admin_listen", settings.admin_listen)):
+            reached = address.is_loopback or address.host in _ANY_HOST
+            if origin == address or (origin.port == address.port and origin.is_loopback and reached):
+                yield ("origin", field), f"{settings.origin} is this node itself ({field} is {address})"
+
+
+def _amounts(settings: Settings) -> Iterator[Broken]:
+    for small, large in (
+        ("dirty_age_slow_s", "dirty_age_limit_s"),
+        ("origin_backoff_s", "origin_backoff_max_s"),
+    ):
+        low, high = getattr(settings, small), getattr(settings, large)
+        never = small == "dirty_age_slow_s" and high == 0
+        if low > high and not never:
+            yield (
+                (small, large),
+                f"{format_duration(low)} is more than {large.removesuffix('_s')} ({format_duration(high)})",
+            )
+    if settings.writeback_part_bytes > settings.writeback_multipart_bytes:
+        yield (
+            ("writeback_part_bytes", "writeback_multipart_bytes"),
+            f"{format_size(settings.writeback_part_bytes)} is more than writeback_multipart "
+            f"({format_size(settings.writeback_multipart_bytes)})",
+        )

@@ -1,0 +1,350 @@
+"""The declaration of every setting: name, default, unit, parser and help in one place.
+
+The name outside (TOML key, `TIERGATE_` variable, flag) is the field's name without its unit, since the value
+carries one: `memory_limit_bytes` is `memory_limit`, `TIERGATE_MEMORY_LIMIT` and `--memory-limit`.
+"""
+
+# ruff: noqa: RUF009 - `setting` makes a dataclass field, it is not a default value
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from tiergate.config import values as v
+from tiergate.config.declare import declarations_of, setting
+from tiergate.config.machine import Machine
+from tiergate.config.values import (
+    Address,
+    ClientAuth,
+    ConditionalWrites,
+    EtagMode,
+    FenceMode,
+    LogFormat,
+    LogLevel,
+    Secret,
+)
+
+_T = TypeVar("_T")
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSettings:
+    """What holds for the keys of `bucket` that start with `prefix` (empty: the whole bucket).
+
+    `immutable`: keys are written once, so a held copy is current without asking. `exclusive`: only gateways
+    write there, so the directory is the truth. `etag`: whether every body gets its exact MD5. `fence` and
+    `markers` include what is set for the node as a whole.
+    """
+
+    bucket: str
+    prefix: str
+    immutable: bool = False
+    exclusive: bool = False
+    etag: EtagMode = EtagMode.AUTO
+    fence: FenceMode = FenceMode.AUTO
+    markers: tuple[str, ...] = ()
+
+
+def _private_folder(machine: Machine) -> Path:
+    return machine.shared_memory_dir / f"tiergate-{machine.user_id}"
+
+
+_SERVE, _WHO, _MEMORY, _ORIGIN = "Serving", "Clients", "Memory", "Origin"
+_BACK, _READ, _LIMIT, _LOG = "Write-back", "Reading", "Limits", "Logging"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All settings of a node, checked. Sizes are bytes, durations seconds; CONFIG.md explains each."""
+
+    listen: Address = setting(
+        _SERVE,
+        Address("127.0.0.1", 9000),
+        v.parse_address,
+        "HOST:PORT that speaks S3. Port 0 takes any free one; the ready line names it.",
+    )
+    admin_listen: Address = setting(
+        _SERVE,
+        Address("127.0.0.1", 9001),
+        v.parse_address,
+        "HOST:PORT of /healthz, /readyz, /metrics and /status.",
+    )
+    workers_count: int = setting(
+        _SERVE,
+        lambda machine: max(1, machine.cores_count // 2),
+        v.parse_count,
+        "Worker processes that share the port.",
+        computed="one per two cores, at least one",
+        low=1,
+        high=256,
+    )
+    host_suffixes: tuple[str, ...] = setting(
+        _SERVE,
+        (),
+        v.parse_host_suffixes,
+        "Domains under which a bucket may be named as a sub-domain (virtual-host style).",
+    )
+    shutdown_grace_s: float = setting(
+        _SERVE, 25.0, v.parse_duration, "How long requests in flight may take to finish after SIGTERM."
+    )
+
+    access_key_id: str = setting(_WHO, "", v.parse_text, "The access key id that clients sign with.")
+    secret_access_key: Secret | None = setting(
+        _WHO,
+        None,
+        v.parse_secret,
+        "The secret that clients sign with. As a flag only in the form @FILE, since a command line "
+        "can be read by every user.",
+    )
+    client_auth: ClientAuth = setting(
+        _WHO,
+        lambda _: ClientAuth.NONE,
+        v.choice_of(ClientAuth),
+        "Whose signature clients must show: `keys` (access_key_id), `origin` (the keys that the "
+        "standard AWS chain gives for the origin) or `none` (any; loopback only).",
+        computed="`keys` if access_key_id is set, else `none`",
+    )
+    clock_skew_s: float = setting(
+        _WHO, 900.0, v.parse_duration, "How far a signature's time may be from ours.", low=1
+    )
+
+    memory_dir: Path = setting(
+        _MEMORY,
+        _private_folder,
+        v.parse_folder,
+        "Folder for bytes and state, on a tmpfs. One node per folder.",
+        computed="/dev/shm/tiergate-UID",
+    )
+    memory_limit_bytes: int = setting(
+        _MEMORY,
+        lambda machine: machine.ram_bytes // 4,
+        v.parse_size,
+        "Budget for bodies, slabs and index. Must fit into what the folder's file system has free.",
+        computed="a quarter of RAM, less if the tmpfs is smaller",
+        low=8 * MIB,
+    )
+    identities_kept_count: int = setting(
+        _MEMORY,
+        1_000_000,
+        v.parse_count,
+        "Identities (ETag, time, metadata, checksums) kept of objects whose bytes were evicted; past "
+        "it the oldest go.",
+    )
+    finished_upload_keep_s: float = setting(
+        _MEMORY,
+        21600.0,
+        v.parse_duration,
+        "How long the answer of a completed multipart upload is kept for a repeated request.",
+    )
+
+    origin: str = setting(
+        _ORIGIN,
+        "",
+        v.parse_origin,
+        "Endpoint URL of the origin. Absent: AWS S3. AWS_ENDPOINT_URL is never used.",
+    )
+    region: str = setting(
+        _ORIGIN,
+        "",
+        v.parse_text,
+        "Region of the origin. Absent: what the standard AWS chain says, else us-east-1.",
+    )
+    origin_attempts_count: int = setting(
+        _ORIGIN, 5, v.parse_count, "Tries of one origin request, the first included.", low=1, high=100
+    )
+    origin_connect_timeout_s: float = setting(
+        _ORIGIN, 5.0, v.parse_duration, "How long connecting to the origin may take.", low=0.001
+    )
+    origin_read_timeout_s: float = setting(
+        _ORIGIN, 60.0, v.parse_duration, "How long the origin may be silent within a request.", low=0.001
+    )
+    origin_backoff_s: float = setting(
+        _ORIGIN,
+        0.2,
+        v.parse_duration,
+        "Longest wait before the second try; it doubles with each further one, with jitter.",
+    )
+    origin_backoff_max_s: float = setting(_ORIGIN, 20.0, v.parse_duration, "Longest wait between two tries.")
+    origin_connections_count: int = setting(
+        _ORIGIN, 64, v.parse_count, "Connections to the origin, for each process.", low=1, high=10_000
+    )
+    conditional_writes: ConditionalWrites = setting(
+        _ORIGIN,
+        ConditionalWrites.AUTO,
+        v.choice_of(ConditionalWrites),
+        "Whether write-back guards its writes by If-Match and If-None-Match: `on`, `off`, or `auto` "
+        "(found out).",
+    )
+
+    fence: FenceMode = setting(
+        _BACK,
+        FenceMode.AUTO,
+        v.choice_of(FenceMode),
+        "Order in which objects become visible in the origin: `auto` (markers after their set), "
+        "`strict` (all in commit order) or `off`.",
+    )
+    markers: tuple[str, ...] = setting(
+        _BACK,
+        (),
+        v.parse_markers,
+        "Further glob patterns for names of markers, beside those of the frameworks.",
+    )
+    large_bytes: int = setting(
+        _BACK, 64 * MIB, v.parse_size, "From this size on an object waits for nothing in fence mode `auto`."
+    )
+    marker_quiet_s: float = setting(
+        _BACK,
+        60.0,
+        v.parse_duration,
+        "How long a set whose member was replaced must be quiet before its marker is written back.",
+    )
+    writeback_concurrency_count: int = setting(
+        _BACK, 8, v.parse_count, "Uploads (objects or parts) to the origin at a time.", low=1, high=1000
+    )
+    writeback_part_bytes: int = setting(
+        _BACK,
+        16 * MIB,
+        v.parse_size,
+        "Size of a part when a single body is written back as a multipart upload.",
+        low=5 * MIB,
+        high=5 * GIB,
+    )
+    writeback_multipart_bytes: int = setting(
+        _BACK,
+        64 * MIB,
+        v.parse_size,
+        "Above this size a single body is written back as a multipart upload.",
+        low=5 * MIB,
+        high=5 * GIB,
+    )
+    through_wait_s: float = setting(
+        _BACK,
+        20.0,
+        v.parse_duration,
+        "How long a write-through may wait for what must reach the origin before it; then 503.",
+    )
+    dirty_age_slow_s: float = setting(
+        _BACK,
+        600.0,
+        v.parse_duration,
+        "Once the oldest unfinished write-back is older, writers are slowed down. 0: never.",
+    )
+    dirty_age_limit_s: float = setting(
+        _BACK,
+        1800.0,
+        v.parse_duration,
+        "Once the oldest unfinished write-back is older, writes are refused with 503. 0: never.",
+    )
+
+    revalidate_s: float = setting(
+        _READ,
+        60.0,
+        v.parse_duration,
+        "How long a copy is served without asking the origin whether it still holds the same. 0: always ask.",
+    )
+    fill_ahead_count: int = setting(
+        _READ, 4, v.parse_count, "Blocks of 4 MiB fetched from the origin ahead of a reader.", high=256
+    )
+    exact_etag_bytes: int = setting(
+        _READ,
+        5 * MIB,
+        v.parse_size,
+        "Bodies up to this size get the exact MD5 as ETag, larger ones an opaque one.",
+    )
+    prefixes: tuple[PrefixSettings, ...] = setting(
+        _READ,
+        (),
+        v.parse_text,
+        "Settings for the keys under a prefix; the longest match wins. A table `[[prefix]]` each.",
+        name="prefix",
+        repeatable=True,
+    )
+
+    max_header_bytes: int = setting(
+        _LIMIT, 64 * KIB, v.parse_size, "Largest request line and header section.", low=8 * KIB, high=16 * MIB
+    )
+    max_body_bytes: int = setting(
+        _LIMIT,
+        5 * GIB,
+        v.parse_size,
+        "Largest body of one request; S3's own limit is 5 GiB.",
+        low=1,
+        high=5 * GIB,
+    )
+    connections_count: int = setting(
+        _LIMIT, 4096, v.parse_count, "Client connections, for each worker.", low=1, high=100_000
+    )
+    header_timeout_s: float = setting(
+        _LIMIT,
+        60.0,
+        v.parse_duration,
+        "How long a connection may stay idle between requests, or take to send a header.",
+        low=0.001,
+    )
+    body_idle_timeout_s: float = setting(
+        _LIMIT,
+        60.0,
+        v.parse_duration,
+        "How long a client may be silent within a body it sends or takes.",
+        low=0.001,
+    )
+
+    log_level: LogLevel = setting(
+        _LOG,
+        LogLevel.INFO,
+        v.choice_of(LogLevel),
+        "Least severe level logged: debug, info, warning or error.",
+    )
+    log_format: LogFormat = setting(
+        _LOG,
+        LogFormat.TEXT,
+        v.choice_of(LogFormat),
+        "Log records on stderr as `text` (key=value) or `json` (one object a line).",
+    )
+
+    def prefix_for(self, bucket: str, key: str) -> PrefixSettings:
+        """What holds for a key: the longest matching prefix, else what is set for the node."""
+        best: PrefixSettings | None = None
+        for candidate in self.prefixes:
+            fits = candidate.bucket == bucket and key.startswith(candidate.prefix)
+            if fits and (best is None or len(candidate.prefix) > len(best.prefix)):
+                best = candidate
+        return best or PrefixSettings(bucket, "", fence=self.fence, markers=self.markers)
+
+
+DECLARATIONS = declarations_of(Settings)
+"""Every setting by its field name, in the order of the documentation."""
+
+
+def dump(value: object) -> bytes:
+    """Settings (or a dataclass that holds some) as JSON, secrets included: only for an inherited file
+    descriptor, never for a log, a command line or an environment."""
+    return msgspec.json.encode(value, enc_hook=_encode)
+
+
+def restore(data: bytes, kind: type[_T]) -> _T:
+    """The value of type `kind` that `dump` wrote.
+
+    Raises:
+        msgspec.ValidationError: `data` is something else.
+    """
+    return msgspec.json.decode(data, type=kind, dec_hook=_decode)
+
+
+def _encode(value: object) -> object:
+    if isinstance(value, Secret):
+        return value.reveal()
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(type(value))
+
+
+def _decode(kind: type, value: object) -> object:
+    if kind is Secret:
+        return Secret(str(value))
+    if kind is Path:
+        return Path(str(value))
+    raise NotImplementedError(kind)

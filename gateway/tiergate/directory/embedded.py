@@ -1,0 +1,365 @@
+"""The directory of a node that works alone: LMDB beside the slabs, shared by all processes of the node.
+
+One method, one write transaction, nothing awaited inside: the coroutines never really wait. Nothing is synced: the
+state lives as long as the bytes it speaks of, in memory.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+import lmdb
+
+from tiergate.directory import transitions
+from tiergate.directory.base import Committed, Finished, Intent, Seen
+from tiergate.directory.rows import TABLE_NAMES, Rows, Tables
+from tiergate.errors import MemoryFullError, NotFoundError
+from tiergate.lmdbfile import open_environment
+from tiergate.model import (
+    NO_BASE,
+    Bucket,
+    Kind,
+    ObjectName,
+    OriginUpload,
+    Part,
+    Pending,
+    Record,
+    Role,
+    State,
+    Upload,
+    Version,
+)
+
+TRIM_COUNT = 1000
+"""Clean records dropped in one transaction at most."""
+
+T = TypeVar("T")
+
+
+class EmbeddedDirectory:
+    """Implements `tiergate.directory.base.Directory`; see there."""
+
+    def __init__(self, environment: lmdb.Environment) -> None:
+        self._environment = environment
+        self._tables = Tables(environment)
+
+    @classmethod
+    def open(cls, folder: Path, map_bytes: int) -> "EmbeddedDirectory":
+        """Open the directory in this process, made if new. All of `map_bytes` is taken from the file system.
+
+        Raises:
+            ConfigError: the folder cannot be used.
+        """
+        return cls(open_environment(folder, map_bytes, len(TABLE_NAMES), preallocate=True))
+
+    def close(self) -> None:
+        """Let go of the environment."""
+        self._environment.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[Rows]:
+        with self._environment.begin() as txn:
+            yield Rows(txn, self._tables)
+
+    def _change(self, transition: Callable[[Rows], T]) -> T:
+        try:
+            with self._environment.begin(write=True) as txn:
+                return transition(Rows(txn, self._tables))
+        except lmdb.MapFullError as error:
+            raise MemoryFullError("the directory is full", retry_after_s=5) from error
+
+    # -- objects
+    async def revision(self) -> int:
+        with self._reading() as rows:
+            return rows.revision()
+
+    async def get(self, name: ObjectName) -> Seen:
+        with self._reading() as rows:
+            return Seen(rows.record(name), rows.pending(name), rows.revision())
+
+    async def scan(self, bucket: str, prefix: str, after: str, limit: int) -> list[Record]:
+        with self._reading() as rows:
+            return list(islice(rows.records_from(bucket, prefix, after), limit))
+
+    async def scan_unpersisted(self, bucket: str, prefix: str, after: str, limit: int) -> list[Record]:
+        with self._reading() as rows:
+            writes = islice(rows.pending_from(bucket, prefix, after), limit)
+            records = [rows.record(write.name) for write in writes]
+            return [record for record in records if record is not None]
+
+    async def put(self, name: ObjectName, version: Version, intent: Intent) -> Committed:
+        return self._change(lambda rows: transitions.put(rows, name, version, intent))
+
+    async def put_through(
+        self, name: ObjectName, version: Version, origin_etag: str, intent: Intent
+    ) -> Committed:
+        return self._change(lambda rows: transitions.put_through(rows, name, version, origin_etag, intent))
+
+    async def delete(self, name: ObjectName, intent: Intent) -> Committed | None:
+        return self._change(lambda rows: transitions.delete(rows, name, intent))
+
+    async def adopt(
+        self, name: ObjectName, version: Version, origin_etag: str, role: Role, now_s: float
+    ) -> Record:
+        def transition(rows: Rows) -> Record:
+            known = rows.record(name)
+            if known is not None:
+                return known
+            revision = rows.next_revision()
+            record = Record(name, State.CLEAN, revision, revision, version, origin_etag, now_s, role)
+            rows.put_record(record)
+            return record
+
+        return self._change(transition)
+
+    async def revalidated(self, name: ObjectName, uid: str, now_s: float) -> None:
+        def transition(rows: Rows) -> None:
+            record = _clean(rows, name, uid)
+            if record is not None:
+                rows.touch_record(replace(record, validated_s=now_s))
+
+        self._change(transition)
+
+    async def forget(self, name: ObjectName, uid: str | None) -> Version | None:
+        def transition(rows: Rows) -> Version | None:
+            record = _clean(rows, name, uid)
+            if record is None:
+                return None
+            rows.drop_record(name)
+            return record.version
+
+        return self._change(transition)
+
+    async def trim_clean(self, keep_count: int) -> list[Version]:
+        return list(self._change(lambda rows: transitions.trim_clean(rows, keep_count, TRIM_COUNT)))
+
+    # -- write-back
+    async def pending(self) -> list[Pending]:
+        with self._reading() as rows:
+            return list(rows.pending_by_place())
+
+    async def pending_under(self, bucket: str, prefix: str, limit: int) -> list[Pending]:
+        with self._reading() as rows:
+            return list(islice(rows.pending_from(bucket, prefix, ""), limit))
+
+    async def oldest_pending_s(self) -> float | None:
+        with self._reading() as rows:
+            for write in rows.pending_by_place():
+                if not write.quarantined:
+                    return write.committed_s
+        return None
+
+    async def begin(self, name: ObjectName, uid: str, base: str) -> Pending:
+        return self._owned(name, uid, lambda write: replace(write, begun=True, base=base))
+
+    async def note_upload(self, name: ObjectName, uid: str, upload: OriginUpload | None) -> Pending:
+        return self._owned(name, uid, lambda write: replace(write, upload=upload))
+
+    async def rebase(self, name: ObjectName, uid: str, base: str) -> Pending:
+        return self._owned(name, uid, lambda write: replace(write, base=base))
+
+    def _owned(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> Pending:
+        return self._change(
+            lambda rows: transitions.change(rows, change(transitions.owned(rows, name, uid)))
+        )
+
+    def _if_owned(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> None:
+        def transition(rows: Rows) -> None:
+            write = rows.pending(name)
+            if write is not None and write.uid == uid:
+                rows.put_pending(change(write))
+
+        self._change(transition)
+
+    async def drop_leftovers(self, name: ObjectName, dropped: Sequence[OriginUpload]) -> None:
+        def transition(rows: Rows) -> None:
+            write = rows.pending(name)
+            if write is not None and write.leftovers:
+                left = tuple(upload for upload in write.leftovers if upload not in dropped)
+                rows.put_pending(replace(write, leftovers=left))
+            for upload in dropped:
+                rows.drop_orphan(name, upload)
+
+        self._change(transition)
+
+    async def orphan_uploads(self) -> list[tuple[ObjectName, OriginUpload]]:
+        with self._reading() as rows:
+            return [(orphan.name, orphan.upload) for orphan in rows.orphans()]
+
+    async def persisted(
+        self, name: ObjectName, uid: str, origin_etag: str, now_s: float
+    ) -> Version | None:
+        return self._change(lambda rows: transitions.persisted(rows, name, uid, origin_etag, now_s))
+
+    async def standing_markers(self, bucket: str, scopes: Sequence[str]) -> list[Seen]:
+        with self._reading() as rows:
+            for scope in scopes:
+                names = rows.marker_names(bucket, scope)
+                if names:
+                    revision = rows.revision()
+                    return [Seen(rows.record(name), rows.pending(name), revision) for name in names]
+        return []
+
+    async def withdraw(self, name: ObjectName, uid: str, now_s: float) -> Pending | None:
+        return self._change(lambda rows: transitions.withdraw(rows, name, uid, now_s))
+
+    async def withdrawn(self, name: ObjectName, uid: str) -> None:
+        self._if_owned(name, uid, lambda write: replace(write, base=NO_BASE, withdrawn=True))
+
+    async def quarantine(self, name: ObjectName, uid: str, reason: str) -> None:
+        self._if_owned(name, uid, lambda write: replace(write, quarantined=reason))
+
+    # -- multipart uploads of clients
+    async def create_upload(self, upload: Upload) -> None:
+        self._change(lambda rows: rows.put_upload(upload))
+
+    async def get_upload(self, upload_id: str) -> Upload | None:
+        with self._reading() as rows:
+            return rows.upload(upload_id)
+
+    async def list_uploads(self, bucket: str, prefix: str) -> list[Upload]:
+        with self._reading() as rows:
+            found = [upload for upload in rows.uploads_in(bucket) if upload.name.key.startswith(prefix)]
+        return sorted(found, key=lambda upload: (upload.name.key.encode(), upload.started_s, upload.upload_id))
+
+    async def put_part(self, upload_id: str, part: Part) -> Part | None:
+        def transition(rows: Rows) -> Part | None:
+            _upload(rows, upload_id)
+            replaced = rows.part(upload_id, part.number)
+            rows.put_part(upload_id, part)
+            return replaced
+
+        return self._change(transition)
+
+    async def note_spill(self, upload_id: str, spill_id: str) -> str:
+        def transition(rows: Rows) -> str:
+            upload = _upload(rows, upload_id)
+            if not upload.spill_id:
+                rows.put_upload(replace(upload, spill_id=spill_id))
+            return upload.spill_id or spill_id
+
+        return self._change(transition)
+
+    async def move_part(self, upload_id: str, part: Part, moved: Part) -> bool:
+        def transition(rows: Rows) -> bool:
+            current = rows.part(upload_id, part.number)
+            if current is None or current.body.uid != part.body.uid:
+                return False
+            rows.put_part(upload_id, moved)
+            return True
+
+        return self._change(transition)
+
+    async def origin_upload_ids(self, bucket: str) -> set[str]:
+        with self._reading() as rows:
+            found = {orphan.upload.upload_id for orphan in rows.orphans()}
+            for write in rows.pending_from(bucket, "", ""):
+                found |= {upload.upload_id for upload in transitions.leftovers_of(write)}
+            found |= {upload.spill_id for upload in rows.uploads_in(bucket)}
+        return found - {""}
+
+    async def list_parts(self, upload_id: str) -> list[Part]:
+        with self._reading() as rows:
+            return list(rows.parts(upload_id))
+
+    async def abort_upload(self, upload_id: str) -> list[Part] | None:
+        def transition(rows: Rows) -> list[Part] | None:
+            upload = rows.upload(upload_id)
+            if upload is None:
+                return None
+            parts = list(rows.parts(upload_id))
+            rows.drop_upload(upload)
+            return parts
+
+        return self._change(transition)
+
+    async def finish_upload(
+        self, upload_id: str, version: Version, part_list: Sequence[tuple[int, str]], intent: Intent
+    ) -> Committed:
+        def transition(rows: Rows) -> Committed:
+            upload = _upload(rows, upload_id)
+            committed = transitions.put(rows, upload.name, version, intent)
+            _finish(rows, upload, version, part_list, intent.now_s)
+            return committed
+
+        return self._change(transition)
+
+    async def end_spilled(
+        self, upload_id: str, version: Version, part_list: Sequence[tuple[int, str]], now_s: float
+    ) -> None:
+        def transition(rows: Rows) -> None:
+            upload = rows.upload(upload_id)
+            if upload is not None:
+                _finish(rows, upload, version, part_list, now_s)
+
+        self._change(transition)
+
+    async def finished_upload(self, upload_id: str) -> Finished | None:
+        with self._reading() as rows:
+            return rows.finished(upload_id)
+
+    async def expire_finished(self, before_s: float) -> int:
+        return self._change(lambda rows: rows.expire_finished(before_s))
+
+    # -- buckets
+    async def get_bucket(self, name: str) -> Bucket | None:
+        with self._reading() as rows:
+            return rows.bucket(name)
+
+    async def put_bucket(self, bucket: Bucket) -> None:
+        self._change(lambda rows: rows.put_bucket(bucket))
+
+    async def forget_bucket(self, name: str) -> None:
+        self._change(lambda rows: rows.drop_bucket(name))
+
+    # -- holders
+    async def live_holders(self) -> set[str]:
+        with self._reading() as rows:
+            found = {named.uid for named in rows.clean_oldest()}
+            found |= {write.uid for write in rows.pending_by_place() if write.kind is Kind.PUT}
+            found |= {upload.upload_id for upload in rows.uploads()}
+        return found
+
+    async def open_upload_ids(self) -> set[str]:
+        with self._reading() as rows:
+            return {upload.upload_id for upload in rows.uploads()}
+
+    async def counts(self) -> dict[str, int]:
+        with self._reading() as rows:
+            found = {str(state): rows.number(f"count.{state}") for state in State}
+            found["pending"] = rows.count("pending")
+            found["pending_bytes"] = rows.number("pending_bytes")
+            found["uploads"] = rows.count("uploads")
+            found["markers"] = rows.count("markers")
+        return found
+
+
+def _clean(rows: Rows, name: ObjectName, uid: str | None) -> Record | None:
+    record = rows.record(name)
+    if record is None or record.version is None or record.state is not State.CLEAN:
+        return None
+    return record if uid is None or record.version.uid == uid else None
+
+
+def _upload(rows: Rows, upload_id: str) -> Upload:
+    upload = rows.upload(upload_id)
+    if upload is None:
+        raise NotFoundError(
+            "NoSuchUpload",
+            "The specified upload does not exist. The upload ID may be invalid, or the upload may have been "
+            "aborted or completed.",
+            upload_id=upload_id,
+        )
+    return upload
+
+
+def _finish(
+    rows: Rows, upload: Upload, version: Version, part_list: Sequence[tuple[int, str]], now_s: float
+) -> None:
+    rows.drop_upload(upload)
+    rows.put_finished(
+        upload.upload_id, Finished(upload.name, version.uid, version.etag, tuple(part_list), now_s)
+    )

@@ -1,0 +1,371 @@
+"""The rows of the embedded directory: tables, codec, and the primitives that keep its indexes true.
+
+A value is a schema byte and the msgpack of a frozen dataclass. Every index is changed here, together with the row
+it belongs to, so that a transition cannot forget one.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import lmdb
+import msgspec
+
+from tiergate.checkpoints.markers import scope_of
+from tiergate.directory.base import Finished
+from tiergate.errors import invariant
+from tiergate.lmdbfile import object_key, prefix_key, tie_key
+from tiergate.model import (
+    Bucket,
+    ObjectName,
+    OriginUpload,
+    Part,
+    Pending,
+    Record,
+    Role,
+    State,
+    Upload,
+)
+
+SCHEMA = b"\x01"
+
+_NUMBER = struct.Struct(">Q")
+_PART_NUMBER = struct.Struct(">H")
+
+T = TypeVar("T")
+
+TABLE_NAMES = (
+    "meta",
+    "records",
+    "pending",
+    "places",
+    "markers",
+    "clean",
+    "uploads",
+    "upload_names",
+    "parts",
+    "finished",
+    "orphans",
+    "buckets",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """An upload in the origin that no pending write owns any more."""
+
+    name: ObjectName
+    upload: OriginUpload
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A name in an index whose keys are too short for it."""
+
+    name: ObjectName
+    uid: str
+
+
+class Tables:
+    """The named databases of one environment.
+
+    `records`, `pending`: by object · `places`: place → object · `markers`: scope, name → object · `clean`:
+    revision → object and uid · `upload_names`: object, upload id → upload id · `parts`: upload id, number.
+    """
+
+    def __init__(self, environment: lmdb.Environment) -> None:
+        self.by_name = {name: environment.open_db(name.encode()) for name in TABLE_NAMES}
+
+
+def encode(value: object) -> bytes:
+    """A row's value."""
+    return SCHEMA + msgspec.msgpack.encode(value)
+
+
+_DECODERS = {
+    kind: msgspec.msgpack.Decoder(kind)
+    for kind in (Record, Pending, Upload, Part, Finished, Orphan, Bucket, Named)
+}
+
+
+def decode(kind: type[T], data: bytes) -> T:
+    """The value of a row.
+
+    Raises:
+        InvariantError: it was written by another version of the schema.
+    """
+    invariant(data[:1] == SCHEMA, "a directory row has another schema", schema=data[:1].hex())
+    found: T = _DECODERS[kind].decode(memoryview(data)[1:])  # type: ignore[index]
+    return found
+
+
+class Rows:
+    """One transaction's view of the tables."""
+
+    def __init__(self, txn: lmdb.Transaction, tables: Tables) -> None:
+        self._txn = txn
+        self._tables = tables.by_name
+
+    # -- plain access
+    def _get(self, table: str, key: bytes) -> bytes | None:
+        return self._txn.get(key, db=self._tables[table])
+
+    def _put(self, table: str, key: bytes, value: bytes) -> None:
+        self._txn.put(key, value, db=self._tables[table])
+
+    def _delete(self, table: str, key: bytes) -> None:
+        self._txn.delete(key, db=self._tables[table])
+
+    def scan(self, table: str, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Rows from `start` on; the table must not be changed meanwhile."""
+        cursor = self._txn.cursor(self._tables[table])
+        if cursor.set_range(start):
+            yield from cursor.iternext(keys=True, values=True)
+
+    def _scan_prefix(self, table: str, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for key, value in self.scan(table, prefix):
+            if not key.startswith(prefix):
+                return
+            yield key, value
+
+    def count(self, table: str) -> int:
+        """How many rows a table has."""
+        entries: int = self._txn.stat(self._tables[table])["entries"]
+        return entries
+
+    # -- numbers
+    def revision(self) -> int:
+        """The newest revision."""
+        return self.number("revision")
+
+    def next_revision(self) -> int:
+        """A revision for a change made in this transaction."""
+        return self._add("revision", 1)
+
+    def number(self, name: str) -> int:
+        """A kept number."""
+        value = self._get("meta", name.encode())
+        found: int = _NUMBER.unpack(value)[0] if value else 0
+        return found
+
+    def _add(self, name: str, amount: int) -> int:
+        value = self.number(name) + amount
+        self._put("meta", name.encode(), _NUMBER.pack(value))
+        return value
+
+    # -- records
+    def record(self, name: ObjectName) -> Record | None:
+        value = self._get("records", object_key(name.bucket, name.key))
+        return decode(Record, value) if value else None
+
+    def put_record(self, record: Record) -> None:
+        """Write a record and all that is derived from it."""
+        self._unindex(record.name)
+        name, key = record.name, object_key(record.name.bucket, record.name.key)
+        self._put("records", key, encode(record))
+        self._add(f"count.{record.state}", 1)
+        if record.role is Role.MARKER:
+            self._put("markers", marker_key(name), encode(Named(name, "")))
+        if record.state is State.CLEAN and record.version is not None:
+            value = encode(Named(name, record.version.uid))
+            self._put("clean", _NUMBER.pack(record.revision), value)
+
+    def touch_record(self, record: Record) -> None:
+        """Write a record whose state, role, revision and version are what they were."""
+        self._put("records", object_key(record.name.bucket, record.name.key), encode(record))
+
+    def drop_record(self, name: ObjectName) -> None:
+        self._unindex(name)
+        self._delete("records", object_key(name.bucket, name.key))
+
+    def _unindex(self, name: ObjectName) -> None:
+        old = self.record(name)
+        if old is None:
+            return
+        self._add(f"count.{old.state}", -1)
+        if old.role is Role.MARKER:
+            self._delete("markers", marker_key(name))
+        if old.state is State.CLEAN:
+            self._delete("clean", _NUMBER.pack(old.revision))
+
+    def records_from(self, bucket: str, prefix: str, after: str) -> Iterator[Record]:
+        """Records under the prefix beyond `after`, in the order of their keys."""
+        for value in self._named("records", bucket, prefix, after, Record):
+            yield value
+
+    def pending_from(self, bucket: str, prefix: str, after: str) -> Iterator[Pending]:
+        """Pending writes under the prefix beyond `after`, in the order of their keys."""
+        for value in self._named("pending", bucket, prefix, after, Pending):
+            yield value
+
+    def _named(
+        self, table: str, bucket: str, prefix: str, after: str, kind: type[Record] | type[Pending]
+    ) -> "Iterator[Record] | Iterator[Pending]":
+        first = max(prefix, after, key=str.encode)
+        ties: list[Record | Pending] = []
+        tie = b""
+        bound = prefix_key(bucket, "")
+        for key, value in self.scan(table, prefix_key(bucket, first)):
+            if not key.startswith(bound):
+                break
+            if tie_key(key) != tie:
+                yield from self._in_order(ties, prefix, after)  # type: ignore[misc]
+                if ties and not _may_follow(ties[-1].name.key, prefix):
+                    return
+                ties, tie = [], tie_key(key)
+            ties.append(decode(kind, value))
+        yield from self._in_order(ties, prefix, after)  # type: ignore[misc]
+
+    @staticmethod
+    def _in_order(ties: "list[Record | Pending]", prefix: str, after: str) -> "list[Record | Pending]":
+        found = [
+            item
+            for item in ties
+            if item.name.key.startswith(prefix) and item.name.key.encode() > after.encode()
+        ]
+        return sorted(found, key=lambda item: item.name.key.encode())
+
+    def clean_oldest(self) -> Iterator[Named]:
+        """Clean records by revision."""
+        for _, value in self.scan("clean", b""):
+            yield decode(Named, value)
+
+    def marker_names(self, bucket: str, scope: str) -> list[ObjectName]:
+        """The markers right in a scope."""
+        start = prefix_key(bucket, f"{scope}\0")
+        names = (decode(Named, value).name for _, value in self._scan_prefix("markers", start))
+        return [name for name in names if name.bucket == bucket and scope_of(name.key) == scope]
+
+    # -- pending writes
+    def pending(self, name: ObjectName) -> Pending | None:
+        value = self._get("pending", object_key(name.bucket, name.key))
+        return decode(Pending, value) if value else None
+
+    def put_pending(self, write: Pending) -> None:
+        """Write a pending write and its place."""
+        self.drop_pending(write.name)
+        key = object_key(write.name.bucket, write.name.key)
+        self._put("pending", key, encode(write))
+        self._put("places", _NUMBER.pack(write.place) + key, b"")
+        self._add("pending_bytes", write.size_bytes)
+
+    def drop_pending(self, name: ObjectName) -> None:
+        old = self.pending(name)
+        if old is None:
+            return
+        key = object_key(name.bucket, name.key)
+        self._delete("pending", key)
+        self._delete("places", _NUMBER.pack(old.place) + key)
+        self._add("pending_bytes", -old.size_bytes)
+
+    def pending_by_place(self) -> Iterator[Pending]:
+        """All pending writes in their order."""
+        for key, _ in self.scan("places", b""):
+            value = self._get("pending", key[_NUMBER.size :])
+            invariant(value is not None, "a place without its write")
+            yield decode(Pending, value or b"")
+
+    def orphan(self, name: ObjectName, upload: OriginUpload) -> None:
+        """Keep an upload that nobody owns until it is aborted."""
+        self._put("orphans", _upload_key(name, upload.upload_id), encode(Orphan(name, upload)))
+
+    def drop_orphan(self, name: ObjectName, upload: OriginUpload) -> None:
+        self._delete("orphans", _upload_key(name, upload.upload_id))
+
+    def orphans(self) -> Iterator[Orphan]:
+        for _, value in self.scan("orphans", b""):
+            yield decode(Orphan, value)
+
+    # -- clients' multipart uploads
+    def upload(self, upload_id: str) -> Upload | None:
+        value = self._get("uploads", _text_key(upload_id))
+        return decode(Upload, value) if value else None
+
+    def put_upload(self, upload: Upload) -> None:
+        self._put("uploads", _text_key(upload.upload_id), encode(upload))
+        self._put("upload_names", _upload_key(upload.name, upload.upload_id), upload.upload_id.encode())
+
+    def drop_upload(self, upload: Upload) -> None:
+        """An upload and its parts."""
+        for number in [part.number for part in self.parts(upload.upload_id)]:
+            self.drop_part(upload.upload_id, number)
+        self._delete("uploads", _text_key(upload.upload_id))
+        self._delete("upload_names", _upload_key(upload.name, upload.upload_id))
+
+    def uploads(self) -> Iterator[Upload]:
+        for _, value in self.scan("uploads", b""):
+            yield decode(Upload, value)
+
+    def uploads_in(self, bucket: str) -> Iterator[Upload]:
+        """Uploads in progress in a bucket."""
+        for _, value in self._scan_prefix("upload_names", prefix_key(bucket, "")):
+            upload = self.upload(value.decode())
+            invariant(upload is not None, "an upload's name without the upload")
+            if upload is not None:
+                yield upload
+
+    def part(self, upload_id: str, number: int) -> Part | None:
+        value = self._get("parts", _part_key(upload_id, number))
+        return decode(Part, value) if value else None
+
+    def put_part(self, upload_id: str, part: Part) -> None:
+        self._put("parts", _part_key(upload_id, part.number), encode(part))
+
+    def drop_part(self, upload_id: str, number: int) -> None:
+        self._delete("parts", _part_key(upload_id, number))
+
+    def parts(self, upload_id: str) -> Iterator[Part]:
+        """Parts of an upload by number."""
+        for _, value in self._scan_prefix("parts", _text_key(upload_id) + b"\0"):
+            yield decode(Part, value)
+
+    def finished(self, upload_id: str) -> Finished | None:
+        value = self._get("finished", _text_key(upload_id))
+        return decode(Finished, value) if value else None
+
+    def put_finished(self, upload_id: str, finished: Finished) -> None:
+        self._put("finished", _text_key(upload_id), encode(finished))
+
+    def expire_finished(self, before_s: float) -> int:
+        """Forget what was finished before a time."""
+        old = [
+            key for key, value in self.scan("finished", b"") if decode(Finished, value).finished_s < before_s
+        ]
+        for key in old:
+            self._delete("finished", key)
+        return len(old)
+
+    # -- buckets
+    def bucket(self, name: str) -> Bucket | None:
+        value = self._get("buckets", name.encode())
+        return decode(Bucket, value) if value else None
+
+    def put_bucket(self, bucket: Bucket) -> None:
+        self._put("buckets", bucket.name.encode(), encode(bucket))
+
+    def drop_bucket(self, name: str) -> None:
+        self._delete("buckets", name.encode())
+
+
+def _may_follow(key: str, prefix: str) -> bool:
+    """Whether keys of the prefix may come after `key`."""
+    return key.startswith(prefix) or key.encode() < prefix.encode()
+
+
+def marker_key(name: ObjectName) -> bytes:
+    """Where a marker stands in the index of its scope. No key holds a NUL."""
+    scope = scope_of(name.key)
+    return object_key(name.bucket, f"{scope}\0{name.key[len(scope):]}")
+
+
+def _upload_key(name: ObjectName, upload_id: str) -> bytes:
+    return object_key(name.bucket, f"{name.key}\0{upload_id}")
+
+
+def _text_key(text: str) -> bytes:
+    return b"u" + text.encode()[:400]
+
+
+def _part_key(upload_id: str, number: int) -> bytes:
+    return _text_key(upload_id) + b"\0" + _PART_NUMBER.pack(number)

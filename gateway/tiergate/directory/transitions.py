@@ -1,0 +1,242 @@
+"""What a commit does to the rows: guards, inheritance, what is owed, and which markers it disturbs.
+
+Each function is one atomic transition inside the caller's transaction.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tiergate.checkpoints.markers import ancestor_scopes
+from tiergate.directory.base import Committed, Intent
+from tiergate.directory.rows import Rows
+from tiergate.errors import ConflictError, FencedError
+from tiergate.model import (
+    NO_BASE,
+    UNKNOWN_BASE,
+    Kind,
+    ObjectName,
+    OriginUpload,
+    Pending,
+    Record,
+    Role,
+    State,
+    Version,
+)
+
+
+def check_guard(rows: Rows, name: ObjectName, intent: Intent) -> Record | None:
+    """The current record, if the intent's guard allows the change.
+
+    Raises:
+        ConflictError: it was changed since it was seen.
+    """
+    record = rows.record(name)
+    if intent.guard is not None and intent.guard != (record.modified if record else 0):
+        raise ConflictError("the record changed", bucket=name.bucket, key=name.key)
+    return record
+
+
+def put(rows: Rows, name: ObjectName, version: Version, intent: Intent) -> Committed:
+    """Commit a version as dirty and owed to the origin."""
+    old, before = check_guard(rows, name, intent), rows.pending(name)
+    revision = rows.next_revision()
+    rows.put_record(Record(name, State.DIRTY, revision, revision, version, role=intent.role))
+    rows.put_pending(
+        Pending(
+            name=name,
+            uid=version.uid,
+            kind=Kind.PUT,
+            role=intent.role,
+            place=before.place if before else revision,
+            revision=revision,
+            start_revision=intent.start_revision,
+            committed_s=intent.now_s,
+            size_bytes=version.size_bytes,
+            base=base_of(old, before, intent),
+            conditional=intent.conditional,
+            leftovers=leftovers_of(before),
+            withdrawn=before.withdrawn if before else False,
+        )
+    )
+    disturb(rows, name, old, intent)
+    return Committed(revision, old.version if old else None)
+
+
+def put_through(
+    rows: Rows, name: ObjectName, version: Version, origin_etag: str, intent: Intent
+) -> Committed:
+    """Commit a version that the origin holds already."""
+    old = check_guard(rows, name, intent)
+    orphan_uploads(rows, name)
+    rows.drop_pending(name)
+    revision = rows.next_revision()
+    rows.put_record(
+        Record(name, State.CLEAN, revision, revision, version, origin_etag, intent.now_s, intent.role)
+    )
+    disturb(rows, name, old, intent)
+    return Committed(revision, old.version if old else None)
+
+
+def delete(rows: Rows, name: ObjectName, intent: Intent) -> Committed | None:
+    """Commit a deletion; where the origin surely has nothing, nothing is owed."""
+    old, before = check_guard(rows, name, intent), rows.pending(name)
+    if old is not None and old.state is State.TOMBSTONE:
+        return None
+    base = base_of(old, before, intent)
+    if old is None and base == NO_BASE:
+        return None
+    revision = rows.next_revision()
+    if base == NO_BASE and before is not None and not before.begun:
+        orphan_uploads(rows, name)
+        rows.drop_pending(name)
+        rows.drop_record(name)
+    else:
+        rows.put_record(Record(name, State.TOMBSTONE, revision, revision, None, role=intent.role))
+        rows.put_pending(
+            Pending(
+                name=name,
+                uid=f"delete-{revision}",
+                kind=Kind.DELETE,
+                role=intent.role,
+                place=before.place if before else revision,
+                revision=revision,
+                start_revision=intent.start_revision,
+                committed_s=intent.now_s,
+                size_bytes=0,
+                base=base,
+                conditional=intent.conditional,
+                leftovers=leftovers_of(before),
+            )
+        )
+    disturb(rows, name, old, intent)
+    return Committed(revision, old.version if old else None)
+
+
+def base_of(old: Record | None, before: Pending | None, intent: Intent) -> str:
+    """The origin's ETag that a new write of the key replaces, as far as it is known."""
+    if before is not None:
+        # What has begun may have landed or not.
+        return UNKNOWN_BASE if before.begun else before.base
+    if old is not None:
+        return old.origin_etag
+    return intent.base
+
+
+def leftovers_of(before: Pending | None) -> tuple[OriginUpload, ...]:
+    """The uploads of a superseded write, for its successor to abort."""
+    if before is None:
+        return ()
+    return before.leftovers + ((before.upload,) if before.upload else ())
+
+
+def orphan_uploads(rows: Rows, name: ObjectName) -> None:
+    """A pending write goes without a successor: its uploads must still be aborted."""
+    for upload in leftovers_of(rows.pending(name)):
+        rows.orphan(name, upload)
+
+
+def disturb(rows: Rows, name: ObjectName, old: Record | None, intent: Intent) -> None:
+    """A member of a set was replaced or deleted: markers of the set that were committed after it, and are not in the
+    origin yet, no longer tell the truth for a while."""
+    if old is None or old.version is None or intent.role in (Role.MARKER, Role.POINTER):
+        return
+    for scope in ancestor_scopes(name.key):
+        markers = rows.marker_names(name.bucket, scope)
+        for marker in markers:
+            write = rows.pending(marker)
+            if write is not None and write.kind is Kind.PUT and write.revision > old.revision:
+                rows.put_pending(replace(write, disturbed_s=intent.now_s))
+        if markers:
+            return
+
+
+def owned(rows: Rows, name: ObjectName, uid: str) -> Pending:
+    """The pending write, if it still is `uid`.
+
+    Raises:
+        FencedError: it was superseded or finished.
+    """
+    write = rows.pending(name)
+    if write is None or write.uid != uid:
+        raise FencedError("superseded", bucket=name.bucket, key=name.key)
+    return write
+
+
+def change(rows: Rows, write: Pending) -> Pending:
+    """Write back a changed pending write."""
+    rows.put_pending(write)
+    return write
+
+
+def persisted(rows: Rows, name: ObjectName, uid: str, origin_etag: str, now_s: float) -> Version | None:
+    """The origin has what was owed, or had it before somebody superseded it."""
+    write, record = rows.pending(name), rows.record(name)
+    if write is None:
+        return None
+    if write.uid != uid:
+        base = origin_etag or NO_BASE
+        rows.put_pending(replace(write, base=base, begun=False))
+        return None
+    for upload in write.leftovers:
+        rows.orphan(name, upload)
+    rows.drop_pending(name)
+    if write.kind is Kind.DELETE or record is None or record.version is None:
+        rows.drop_record(name)
+        return None
+    rows.put_record(
+        replace(
+            record,
+            state=State.CLEAN,
+            modified=rows.next_revision(),
+            origin_etag=origin_etag,
+            validated_s=now_s,
+        )
+    )
+    return record.version
+
+
+def withdraw(rows: Rows, name: ObjectName, uid: str, now_s: float) -> Pending | None:
+    """A clean marker turns dirty, to be put back when its set is whole."""
+    record = rows.record(name)
+    if record is None or record.version is None or record.state is not State.CLEAN:
+        return None
+    if record.version.uid != uid:
+        return None
+    revision = rows.next_revision()
+    rows.put_record(replace(record, state=State.DIRTY, modified=revision, origin_etag=""))
+    return change(
+        rows,
+        Pending(
+            name=name,
+            uid=uid,
+            kind=Kind.PUT,
+            role=Role.MARKER,
+            place=revision,
+            revision=revision,
+            start_revision=revision,
+            committed_s=now_s,
+            size_bytes=record.version.size_bytes,
+            base=record.origin_etag,
+            disturbed_s=now_s,
+        ),
+    )
+
+
+def trim_clean(rows: Rows, keep_count: int, limit: int) -> Sequence[Version]:
+    """Drop the oldest clean records beyond `keep_count`, markers aside, at most `limit` of them."""
+    excess = min(limit, rows.count("clean") - keep_count)
+    if excess <= 0:
+        return []
+    dropped: list[Version] = []
+    chosen: list[Record] = []
+    for named in rows.clean_oldest():
+        record = rows.record(named.name)
+        if record is not None and record.role is not Role.MARKER:
+            chosen.append(record)
+        if len(chosen) == excess:
+            break
+    for record in chosen:
+        rows.drop_record(record.name)
+        if record.version is not None:
+            dropped.append(record.version)
+    return dropped

@@ -1,0 +1,36 @@
+"""What is known of buckets: learnt from the origin before the first acknowledgement, then cached."""
+
+from tiergate.engine.rooms import Rooms
+from tiergate.errors import NotFoundError, OriginExhaustedError, OriginTemporaryError, OverloadedError
+from tiergate.model import Bucket
+
+
+class Buckets:
+    """The bucket cache of this node, kept in the directory."""
+
+    def __init__(self, rooms: Rooms) -> None:
+        self._rooms = rooms
+
+    async def known(self, name: str) -> Bucket:
+        """What the origin says of the bucket, at most `revalidate_s` old; older when the origin does not answer.
+
+        Raises:
+            NotFoundError: NoSuchBucket.
+            OverloadedError: nothing is known and the origin does not answer.
+        """
+        directory, now_s = self._rooms.directory, self._rooms.clock.wall_s()
+        cached = await directory.get_bucket(name)
+        if cached is not None and now_s - cached.learnt_s < self._rooms.settings.revalidate_s:
+            return cached
+        try:
+            bucket = await self._rooms.origin.get_bucket(name, now_s)
+        except (OriginTemporaryError, OriginExhaustedError) as error:
+            if cached is not None:
+                self._rooms.metrics.origin_outage_answers.inc()
+                return cached
+            raise OverloadedError("the origin does not answer", bucket=name) from error
+        if bucket is None:
+            await directory.forget_bucket(name)
+            raise NotFoundError("NoSuchBucket", "The specified bucket does not exist", bucket=name)
+        await directory.put_bucket(bucket)
+        return bucket

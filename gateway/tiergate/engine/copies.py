@@ -1,0 +1,177 @@
+"""CopyObject and UploadPartCopy: from any tier into memory, no bytes through the client.
+
+A copy of bytes that are in memory shares them. A copy whose source lies only in the origin is done there.
+"""
+
+from typing import Any
+
+from tiergate.engine.acks import ACK_HEADER, ACK_MEMORY
+from tiergate.engine.buckets import Buckets
+from tiergate.engine.calls import Answer, Call
+from tiergate.engine.current import Current, Resolver
+from tiergate.engine.digests import object_digest
+from tiergate.engine.fills import Fills
+from tiergate.engine.ground import WriteConditions
+from tiergate.engine.identity import Description
+from tiergate.engine.multipart import Multipart, part_number
+from tiergate.engine.intake import Intake, Taken
+from tiergate.engine.reads import ObjectStream
+from tiergate.engine.rooms import Rooms
+from tiergate.engine.through import Through
+from tiergate.engine.writes import Writes
+from tiergate.errors import RequestError
+from tiergate.model import ObjectName, Version, new_uid
+from tiergate.s3.checksums import ALGORITHMS, FULL_OBJECT
+from tiergate.s3.conditions import check_copy_source, copy_source_conditions
+from tiergate.s3.copysource import parse_copy_source
+from tiergate.s3.etag import opaque_etag
+from tiergate.s3.operations import render
+from tiergate.s3.ranges import parse_copy_range
+
+LARGEST_COPY_BYTES = 5 << 30
+"""https://docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html"""
+
+
+class Copies:
+    """The copying operations."""
+
+    def __init__(
+        self,
+        rooms: Rooms,
+        buckets: Buckets,
+        resolver: Resolver,
+        fills: Fills,
+        intake: Intake,
+        through: Through,
+        writes: Writes,
+        multipart: Multipart,
+    ) -> None:
+        self._rooms = rooms
+        self._buckets = buckets
+        self._resolver = resolver
+        self._fills = fills
+        self._intake = intake
+        self._through = through
+        self._writes = writes
+        self._multipart = multipart
+
+    async def copy(self, call: Call) -> Answer:
+        """CopyObject."""
+        named = parse_copy_source(call.headers["x-amz-copy-source"])
+        if named is None:
+            return await self._through.forward_write(call, [call.name])
+        source, version_id = ObjectName(*named[:2]), named[2]
+        bucket = await self._buckets.known(call.target.bucket)
+        source_bucket = await self._buckets.known(source.bucket)
+        if version_id is not None or bucket.versioned or source_bucket.versioned:
+            return await self._through.forward_write(call, [source, call.name])
+        current = await self._resolver.current(source)
+        check_copy_source(copy_source_conditions(call.params), current.etags, current.version.modified_s)
+        version = await self._described(call, source, current)
+        if version is None or not self._share(current, version):
+            return await self._through.forward_write(call, [source, call.name])
+        try:
+            conditions = WriteConditions.of(call.params)
+            ground = await self._writes.ground(call.name, conditions)
+            await self._writes.commit(call.name, version, conditions, ground)
+        except BaseException:
+            self._rooms.let_go(version)
+            raise
+        result: dict[str, Any] = {"ETag": version.etag, "LastModified": version.modified_s}
+        for algorithm, value in version.checksums.items():
+            result[f"Checksum{algorithm.upper()}"] = value
+        if version.checksums:
+            result["ChecksumType"] = version.checksum_type
+        headers, body = render(call.operation, {"CopyObjectResult": result})
+        headers[ACK_HEADER] = ACK_MEMORY
+        return Answer(200, headers, body)
+
+    async def _described(self, call: Call, source: ObjectName, current: Current) -> Version | None:
+        """The version the copy makes; None if its checksum cannot be computed here.
+
+        Raises:
+            RequestError: InvalidRequest, EntityTooLarge.
+        """
+        old = current.version
+        replace = call.params.get("MetadataDirective") == "REPLACE"
+        described = Description.of(call.headers, call.params)
+        if source == call.name and not replace and described.headers.keys() <= {"content-type"}:
+            raise RequestError(
+                "InvalidRequest",
+                "This copy request is illegal because it is trying to copy an object to itself without changing the "
+                "object's metadata, storage class, website redirect location or encryption attributes.",
+            )
+        if old.size_bytes > LARGEST_COPY_BYTES:
+            raise RequestError("EntityTooLarge", "Your proposed upload exceeds the maximum allowed size")
+        if call.params.get("TaggingDirective") == "REPLACE":
+            tagging: str | None = described.tagging
+        else:
+            # An origin-only object's tags are the origin's to copy.
+            tagging = None if old.foreign else old.tagging
+        if tagging is None:
+            return None
+        headers = {name: value for name, value in described.headers.items() if name.startswith("x-amz-")}
+        if replace:
+            headers = described.headers
+        else:
+            headers |= {name: value for name, value in old.headers.items() if not name.startswith("x-amz-")}
+        now_s = self._rooms.clock.wall_s()
+        uid = new_uid(now_s)
+        checksums = old.checksums if old.checksum_type == FULL_OBJECT else {}
+        algorithm = (call.params.get("ChecksumAlgorithm") or "").lower()
+        if algorithm and algorithm not in checksums:
+            if algorithm not in ALGORITHMS or not self._rooms.holds_whole(old):
+                return None
+            checksums = {algorithm: await object_digest(self._rooms.memory, old, algorithm)}
+        return Version(
+            uid=uid,
+            size_bytes=old.size_bytes,
+            etag=opaque_etag(uid) if "-" in old.etag else old.etag,
+            modified_s=int(now_s),
+            parts=old.parts,
+            headers=headers,
+            metadata=described.metadata if replace else old.metadata,
+            tagging=tagging,
+            checksums=checksums,
+            checksum_type=FULL_OBJECT if checksums else "",
+        )
+
+    def _share(self, current: Current, version: Version) -> bool:
+        """Hold the source's bytes for the copy; False if they are not all in memory."""
+        bodies = [part.body.uid for part in version.parts if part.body.size_bytes]
+        return self._rooms.memory.hold_all(bodies, version.uid, dirty=True)
+
+    async def part(self, call: Call) -> Answer:
+        """UploadPartCopy: the source's bytes, or a range of them, become a part."""
+        number = part_number(call)
+        named = parse_copy_source(call.headers["x-amz-copy-source"])
+        upload = await self._multipart.upload_of(call)
+        if upload is None:
+            return await self._through.forward_settled(call, [call.name])
+        if named is None or named[2] is not None:
+            raise RequestError("NotImplemented", "A copy of a past version into this upload is not supported")
+        source = ObjectName(*named[:2])
+        current = await self._resolver.current(source)
+        check_copy_source(copy_source_conditions(call.params), current.etags, current.version.modified_s)
+        start, end = 0, current.version.size_bytes
+        if call.params.get("CopySourceRange"):
+            start, end = parse_copy_range(call.params["CopySourceRange"], end) or (start, end)
+        await self._intake.admit()
+        uid = new_uid(self._rooms.clock.wall_s())
+        receiving = self._rooms.memory.receive(uid, end - start, upload.upload_id)
+        stream = ObjectStream(self._rooms, self._fills, current, start, end)
+        try:
+            await stream.open()
+            async for piece in stream.pieces():
+                receiving.write(piece)
+            body = receiving.seal()
+            part = await self._multipart.keep_part(upload, number, Taken(body, None, {}))
+        except BaseException:
+            receiving.abort()
+            raise
+        finally:
+            await stream.close()
+        result = {"ETag": part.etag, "LastModified": part.modified_s}
+        headers, answer = render(call.operation, {"CopyPartResult": result})
+        headers[ACK_HEADER] = ACK_MEMORY
+        return Answer(200, headers, answer)

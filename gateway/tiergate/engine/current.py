@@ -1,0 +1,147 @@
+"""Which version of a key is current: the directory's word, checked against the origin where others may write."""
+
+from dataclasses import dataclass
+
+from tiergate.directory.base import Seen
+from tiergate.engine.rooms import Rooms, log_name
+from tiergate.errors import (
+    NotFoundError,
+    OriginError,
+    OriginExhaustedError,
+    OriginRefusedError,
+    OriginTemporaryError,
+    OverloadedError,
+)
+from tiergate.model import Body, ObjectName, Part, Record, State, Version, new_uid
+from tiergate.observe.logs import get_logger
+from tiergate.origin.client import OriginObject
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """The current version of a key and the record that says so."""
+
+    record: Record
+    version: Version
+
+    @property
+    def etags(self) -> tuple[str, ...]:
+        """ETags a condition may name: ours, and the origin's for readers that learnt it there (P6)."""
+        if self.record.origin_etag and self.record.origin_etag != self.version.etag:
+            return (self.version.etag, self.record.origin_etag)
+        return (self.version.etag,)
+
+
+def no_such_key(name: ObjectName) -> NotFoundError:
+    """S3's answer for a key that does not exist."""
+    return NotFoundError("NoSuchKey", "The specified key does not exist.", **log_name(name))
+
+
+class Resolver:
+    """Finds the current version of a key."""
+
+    def __init__(self, rooms: Rooms) -> None:
+        self._rooms = rooms
+
+    async def current(self, name: ObjectName) -> Current:
+        """The current version.
+
+        Raises:
+            NotFoundError: NoSuchKey, NoSuchBucket.
+            OverloadedError: the origin must be asked and does not answer.
+        """
+        found = await self.find(name)
+        if found is None:
+            raise no_such_key(name)
+        return found
+
+    async def find(self, name: ObjectName) -> Current | None:
+        """Like `current`, None for a key that does not exist."""
+        seen = await self._rooms.directory.get(name)
+        return await self.judge(name, seen)
+
+    async def judge(self, name: ObjectName, seen: Seen) -> Current | None:
+        """What a strong read of the directory means, after asking the origin where it has to be asked."""
+        record = seen.record
+        if record is None:
+            return await self._from_origin(name)
+        if record.state is State.TOMBSTONE or record.version is None:
+            return None
+        if record.state is State.CLEAN and self._is_stale(record):
+            return await self._revalidate(name, record)
+        return Current(record, record.version)
+
+    def _is_stale(self, record: Record) -> bool:
+        prefix = self._rooms.settings.prefix_for(record.name.bucket, record.name.key)
+        if prefix.immutable:
+            return False
+        return self._rooms.clock.wall_s() - record.validated_s > self._rooms.settings.revalidate_s
+
+    async def _from_origin(self, name: ObjectName) -> Current | None:
+        try:
+            there = await self._rooms.origin.head_object(name)
+        except (OriginTemporaryError, OriginExhaustedError) as error:
+            if self._rooms.settings.prefix_for(name.bucket, name.key).exclusive:
+                # Only gateways write here, so the directory is the whole truth.
+                self._rooms.metrics.origin_outage_answers.inc()
+                return None
+            raise OverloadedError("the origin does not answer", **log_name(name)) from error
+        if there is None:
+            return None
+        return await self._adopt(name, there)
+
+    async def _adopt(self, name: ObjectName, there: OriginObject) -> Current | None:
+        now_s = self._rooms.clock.wall_s()
+        version = foreign_version(there, now_s)
+        role = self._rooms.markers.role_of(name, version.size_bytes)
+        record = await self._rooms.directory.adopt(name, version, there.etag, role, now_s)
+        if record.version is None:
+            return None
+        return Current(record, record.version)
+
+    async def _revalidate(self, name: ObjectName, record: Record) -> Current | None:
+        assert record.version is not None
+        try:
+            there = await self._rooms.origin.head_object(name)
+        except OriginRefusedError:
+            raise
+        except OriginError as error:
+            if self._rooms.holds_whole(record.version):
+                self._rooms.metrics.origin_outage_answers.inc()
+                return Current(record, record.version)
+            raise OverloadedError("the origin does not answer", **log_name(name)) from error
+        if there is not None and there.etag == record.origin_etag:
+            await self._rooms.directory.revalidated(name, record.version.uid, self._rooms.clock.wall_s())
+            return Current(record, record.version)
+        await self.forget(name, record.version.uid)
+        return await self.find(name)
+
+    async def forget(self, name: ObjectName, uid: str) -> None:
+        """The origin holds something else than clean version `uid`: drop what we know and hold of it."""
+        log.info("a change behind the gateway", **log_name(name))
+        self._rooms.metrics.foreign_changes.inc()
+        self._rooms.let_go(await self._rooms.directory.forget(name, uid))
+
+
+def foreign_version(there: OriginObject, now_s: float) -> Version:
+    """The identity of an object found in the origin: its stamp's, where the gateway wrote it, else the origin's own."""
+    stamp = there.stamp
+    uid = new_uid(now_s)
+    headers = dict(there.headers)
+    if there.version_id:
+        headers["x-amz-version-id"] = there.version_id
+    return Version(
+        uid=uid,
+        size_bytes=there.size_bytes,
+        etag=stamp.etag if stamp else there.etag,
+        modified_s=stamp.modified_s if stamp else there.modified_s,
+        parts=(Part(1, Body(uid, there.size_bytes), there.etag),),
+        headers=headers,
+        metadata=dict(there.metadata),
+        checksums=dict(there.checksums),
+        checksum_type=there.checksum_type,
+        multipart="-" in there.etag,
+        foreign=True,
+    )

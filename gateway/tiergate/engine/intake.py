@@ -1,0 +1,93 @@
+"""Taking a request body into memory: room is reserved before the first byte is read, and given back on any failure."""
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+
+from tiergate.engine.calls import IncomingBody
+from tiergate.engine.rooms import Rooms
+from tiergate.errors import OverloadedError, RequestError
+from tiergate.memory.memory import Receiving
+from tiergate.model import Body, ObjectName
+from tiergate.policy.admission import LossBounds, admit
+
+LARGEST_BODY_BYTES = 5 << 30
+"""https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html: one PutObject or part is at most 5 GiB."""
+
+INLINE_HASH_BYTES = 32 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A body that is sealed in memory: proved, held for its holder, not yet committed."""
+
+    body: Body
+    md5_hex: str | None
+    checksums: dict[str, str]
+
+
+class Intake:
+    """Admits bodies into this node's memory."""
+
+    def __init__(self, rooms: Rooms) -> None:
+        self._rooms = rooms
+
+    async def admit(self) -> None:
+        """Hold up or refuse a write while the oldest un-persisted one is too old.
+
+        Raises:
+            OverloadedError: the bound of loss is reached.
+        """
+        settings = self._rooms.settings
+        bounds = LossBounds(settings.dirty_age_slow_s, settings.dirty_age_limit_s)
+        oldest_s = await self._rooms.directory.oldest_pending_s()
+        age_s = self._rooms.clock.wall_s() - oldest_s if oldest_s is not None else 0.0
+        decision = admit(age_s, bounds)
+        if decision.refused:
+            self._rooms.metrics.refused_writes.inc()
+            raise OverloadedError("un-persisted data is older than the configured bound", retry_after_s=5)
+        if decision.delay_s:
+            self._rooms.metrics.slowed_writes.inc()
+            await self._rooms.clock.sleep(decision.delay_s)
+
+    def reserve(self, body_uid: str, body: IncomingBody, holder: str) -> Receiving:
+        """Room for the whole body.
+
+        Raises:
+            MemoryFullError: none to be had; the body is untouched.
+            RequestError: EntityTooLarge.
+        """
+        size = body.size_bytes
+        if size is None:
+            return self._rooms.memory.receive_unsized(body_uid, holder, LARGEST_BODY_BYTES)
+        if size > LARGEST_BODY_BYTES:
+            raise RequestError("EntityTooLarge", "Your proposed upload exceeds the maximum allowed size")
+        return self._rooms.memory.receive(body_uid, size, holder)
+
+    def wants_md5(self, name: ObjectName, size_bytes: int | None) -> bool:
+        """Whether the ETag of such a body is its MD5 (design section 6)."""
+        settings = self._rooms.settings
+        if settings.prefix_for(name.bucket, name.key).etag == "exact":
+            return True
+        return size_bytes is not None and size_bytes <= settings.exact_etag_bytes
+
+    async def take(self, name: ObjectName, body: IncomingBody, receiving: Receiving) -> Taken:
+        """Stream the body into the reserved room, prove it and seal it. Gives the room back on any failure,
+        cancellation included."""
+        md5 = hashlib.md5(usedforsecurity=False) if self.wants_md5(name, body.size_bytes) else None
+        try:
+            async for piece in body.pieces():
+                receiving.write(piece)
+                if md5 is None:
+                    continue
+                if len(piece) <= INLINE_HASH_BYTES:
+                    md5.update(piece)
+                else:
+                    await asyncio.to_thread(md5.update, piece)
+            checksums = await body.verify()
+            sealed = receiving.seal()
+        except BaseException:
+            receiving.abort()
+            raise
+        self._rooms.metrics.ingested_bytes.inc(sealed.size_bytes)
+        return Taken(sealed, md5.hexdigest() if md5 else None, checksums)

@@ -1,0 +1,286 @@
+"""ListObjects, ListObjectsV2 and ListMultipartUploads: the origin's pages merged with what it does not hold yet.
+
+The directory is read before the origin: whatever finished its write-back in between is then in the origin's answer.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from tiergate.engine.buckets import Buckets
+from tiergate.engine.calls import Answer, Call
+from tiergate.engine.rooms import Rooms
+from tiergate.errors import OriginExhaustedError, OriginTemporaryError, OverloadedError
+from tiergate.model import ObjectName, Record, State, Upload, Version
+from tiergate.origin.client import OriginEntry, OriginPage
+from tiergate.s3.listing import (
+    MAX_KEYS,
+    Change,
+    CommonPrefix,
+    Doubt,
+    Entry,
+    ListingPage,
+    Merge,
+    Position,
+    decode_token,
+    encode_name,
+    list_objects_output,
+    list_objects_v2_output,
+    order,
+    start_position,
+)
+from tiergate.s3.operations import render
+
+LAST_CODE_POINT = "\U0010ffff"
+"""No key under a common prefix sorts after the prefix and this."""
+
+CHUNK_COUNT = 1000
+
+
+class Listings:
+    """The listing operations."""
+
+    def __init__(self, rooms: Rooms, buckets: Buckets) -> None:
+        self._rooms = rooms
+        self._buckets = buckets
+
+    async def list_v1(self, call: Call) -> Answer:
+        """ListObjects."""
+        params = call.params
+        marker = params.get("Marker", "")
+        prefix, delimiter = params.get("Prefix", ""), params.get("Delimiter", "")
+        page = await self._page(call, start_position(marker, prefix, delimiter))
+        output = list_objects_output(page, call.target.bucket, marker, params.get("EncodingType"))
+        headers, body = render(call.operation, output)
+        return Answer(200, headers, body)
+
+    async def list_v2(self, call: Call) -> Answer:
+        """ListObjectsV2."""
+        params = call.params
+        token = params.get("ContinuationToken")
+        start_after = params.get("StartAfter")
+        prefix, delimiter = params.get("Prefix", ""), params.get("Delimiter", "")
+        position = decode_token(token) if token else start_position(start_after or "", prefix, delimiter)
+        page = await self._page(call, position)
+        output = list_objects_v2_output(
+            page,
+            call.target.bucket,
+            start_after,
+            token,
+            bool(params.get("FetchOwner")),
+            params.get("EncodingType"),
+        )
+        headers, body = render(call.operation, output)
+        return Answer(200, headers, body)
+
+    async def _page(self, call: Call, position: Position | None) -> ListingPage:
+        bucket, params = call.target.bucket, call.params
+        await self._buckets.known(bucket)
+        prefix, delimiter = params.get("Prefix", ""), params.get("Delimiter", "")
+        page = ListingPage(prefix, delimiter, params.get("MaxKeys", MAX_KEYS), position)
+        if page.max_keys == 0:
+            return page
+        after = origin_start(position)
+        merge = Merge(changes_of(await self._unpersisted(bucket, prefix, after)))
+        while True:
+            try:
+                there = await self._rooms.origin.list_objects(bucket, prefix, delimiter, after, MAX_KEYS)
+            except (OriginTemporaryError, OriginExhaustedError) as error:
+                if not self._rooms.settings.prefix_for(bucket, prefix).exclusive:
+                    raise OverloadedError("the origin does not answer", bucket=bucket) from error
+                # Only gateways write here, so what the directory knows is all there is.
+                self._rooms.metrics.origin_outage_answers.inc()
+                return await self._from_directory(call, position)
+            items = await self._own(bucket, origin_items(there))
+            for item in merge.feed(items, last=not there.is_truncated):
+                found = item
+                if isinstance(item, Doubt):
+                    if not await self._stands(bucket, item):
+                        continue
+                    found = CommonPrefix(item.prefix)
+                if not isinstance(found, Doubt) and not page.offer(found):
+                    return page
+            if not there.is_truncated:
+                return page
+            after = origin_next(there)
+
+    async def _from_directory(self, call: Call, position: Position | None) -> ListingPage:
+        params = call.params
+        prefix = params.get("Prefix", "")
+        page = ListingPage(prefix, params.get("Delimiter", ""), params.get("MaxKeys", MAX_KEYS), position)
+        after = origin_start(position)
+        while True:
+            chunk = await self._rooms.directory.scan(call.target.bucket, prefix, after, CHUNK_COUNT)
+            for record in chunk:
+                if record.version and not page.offer(entry_of(record.name.key, record.version)):
+                    return page
+            if len(chunk) < CHUNK_COUNT:
+                return page
+            after = chunk[-1].name.key
+
+    async def _unpersisted(self, bucket: str, prefix: str, after: str) -> list[Record]:
+        """The versions and deletions under the prefix that the origin does not hold yet."""
+        found: list[Record] = []
+        while True:
+            chunk = await self._rooms.directory.scan_unpersisted(bucket, prefix, after, CHUNK_COUNT)
+            found += chunk
+            if len(chunk) < CHUNK_COUNT:
+                return found
+            after = chunk[-1].name.key
+
+    async def _own(
+        self, bucket: str, items: Iterable[Entry | CommonPrefix]
+    ) -> list[Entry | CommonPrefix]:
+        """The origin's items; those that are our clean versions with the identity they always had (P6)."""
+        found: list[Entry | CommonPrefix] = []
+        for item in items:
+            if isinstance(item, Entry):
+                record = (await self._rooms.directory.get(ObjectName(bucket, item.key))).record
+                if record and record.version and record.state is State.CLEAN and record.origin_etag == item.etag:
+                    found.append(entry_of(item.key, record.version, item.owner_id))
+                    continue
+            found.append(item)
+        return found
+
+    async def _stands(self, bucket: str, doubt: Doubt) -> bool:
+        """Whether the origin holds a key under the prefix that was not deleted."""
+        after = ""
+        while True:
+            page = await self._rooms.origin.list_objects(bucket, doubt.prefix, "", after, MAX_KEYS)
+            if any(entry.key not in doubt.deleted for entry in page.entries):
+                return True
+            if not page.is_truncated:
+                return False
+            after = page.entries[-1].key
+
+    async def list_uploads(self, call: Call) -> Answer:
+        """ListMultipartUploads: the gateway's own and the origin's, minus those that carry write-backs."""
+        bucket, params = call.target.bucket, call.params
+        await self._buckets.known(bucket)
+        prefix, delimiter = params.get("Prefix", ""), params.get("Delimiter", "")
+        limit = min(params.get("MaxUploads", MAX_KEYS), MAX_KEYS)
+        ours = await self._rooms.directory.list_uploads(bucket, prefix)
+        rows = [(upload.name.key, upload.upload_id, upload_item(upload)) for upload in ours]
+        hidden = await self._rooms.directory.origin_upload_ids(bucket)
+        for key, upload_id, initiated_s in await self._rooms.origin.list_uploads(bucket, prefix):
+            if upload_id not in hidden:
+                item = {"Key": key, "UploadId": upload_id, "Initiated": initiated_s, "StorageClass": "STANDARD"}
+                rows.append((key, upload_id, item))
+        rows.sort(key=lambda row: (order(row[0]), row[2]["Initiated"], row[1]))
+        output = uploads_output(rows, params, prefix, delimiter, limit)
+        headers, body = render(call.operation, output | {"Bucket": bucket})
+        return Answer(200, headers, body)
+
+
+def changes_of(records: Sequence[Record]) -> Iterator[Change]:
+    """Un-persisted versions and deletions as changes to the origin's listing."""
+    for record in records:
+        version = record.version
+        yield Change(record.name.key, entry_of(record.name.key, version) if version else None)
+
+
+def entry_of(key: str, version: Version, owner_id: str | None = None) -> Entry:
+    """A version as a listing shows it."""
+    extras: dict[str, Any] = {}
+    if version.checksums:
+        extras["ChecksumAlgorithm"] = [name.upper() for name in version.checksums]
+        extras["ChecksumType"] = version.checksum_type
+    storage_class = version.headers.get("x-amz-storage-class", "STANDARD")
+    return Entry(key, version.size_bytes, version.etag, version.modified_s, storage_class, owner_id, extras)
+
+
+def origin_items(page: OriginPage) -> Iterator[Entry | CommonPrefix]:
+    """A page of the origin in key order, keys and prefixes together."""
+    items: list[Entry | CommonPrefix] = [origin_entry(entry) for entry in page.entries]
+    items += [CommonPrefix(prefix) for prefix in page.common_prefixes]
+    items.sort(key=lambda item: order(item.prefix if isinstance(item, CommonPrefix) else item.key))
+    return iter(items)
+
+
+def origin_entry(entry: OriginEntry) -> Entry:
+    """A key as the origin lists it."""
+    return Entry(
+        entry.key, entry.size_bytes, entry.etag, entry.modified_s, entry.storage_class or "STANDARD", entry.owner
+    )
+
+
+def origin_start(position: Position | None) -> str:
+    """Where to begin in the origin; beyond every key of a common prefix that was already listed."""
+    if position is None:
+        return ""
+    return position.after + LAST_CODE_POINT if position.is_prefix else position.after
+
+
+def origin_next(page: OriginPage) -> str:
+    """Where the page after this one begins."""
+    last = max([*(entry.key for entry in page.entries), *page.common_prefixes], key=order)
+    return last + LAST_CODE_POINT if last in page.common_prefixes else last
+
+
+def upload_item(upload: Upload) -> dict[str, Any]:
+    """An upload in progress as ListMultipartUploads shows it."""
+    item: dict[str, Any] = {
+        "Key": upload.name.key,
+        "UploadId": upload.upload_id,
+        "Initiated": int(upload.started_s),
+        "StorageClass": upload.version.headers.get("x-amz-storage-class", "STANDARD"),
+    }
+    if upload.algorithm:
+        item |= {"ChecksumAlgorithm": upload.algorithm.upper(), "ChecksumType": upload.checksum_type}
+    return item
+
+
+def uploads_output(
+    rows: Sequence[tuple[str, str, dict[str, Any]]],
+    params: dict[str, Any],
+    prefix: str,
+    delimiter: str,
+    limit: int,
+) -> dict[str, Any]:
+    """One page of uploads, rolled up at the delimiter.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/API/API_ListMultipartUploads.html
+    """
+    url = params.get("EncodingType") == "url"
+    show = encode_name if url else str
+    key_marker, id_marker = params.get("KeyMarker", ""), params.get("UploadIdMarker", "")
+    uploads: list[dict[str, Any]] = []
+    prefixes: list[str] = []
+    last: tuple[str, str] = ("", "")
+    truncated = False
+    passed = id_marker == ""
+    for key, upload_id, item in rows:
+        if key_marker and order(key) <= order(key_marker):
+            if key != key_marker or not id_marker:
+                continue
+            if not passed:
+                passed = upload_id == id_marker
+                continue
+        cut = key.find(delimiter, len(prefix)) if delimiter else -1
+        rolled = key[: cut + len(delimiter)] if cut >= 0 else None
+        if rolled is not None and (rolled in prefixes or order(rolled) <= order(key_marker)):
+            continue
+        if len(uploads) + len(prefixes) >= limit:
+            truncated = True
+            break
+        if rolled is not None:
+            prefixes.append(rolled)
+            last = (rolled, "")
+        else:
+            uploads.append(item | {"Key": show(key)})
+            last = (key, upload_id)
+    output: dict[str, Any] = {
+        "KeyMarker": show(key_marker),
+        "UploadIdMarker": id_marker,
+        "Prefix": show(prefix),
+        "MaxUploads": limit,
+        "IsTruncated": truncated,
+        "Uploads": uploads,
+        "CommonPrefixes": [{"Prefix": show(item)} for item in prefixes],
+    }
+    if delimiter:
+        output["Delimiter"] = show(delimiter)
+    if url:
+        output["EncodingType"] = "url"
+    if truncated:
+        output |= {"NextKeyMarker": show(last[0]), "NextUploadIdMarker": last[1]}
+    return output

@@ -1,0 +1,317 @@
+"""The client's multipart uploads: parts into memory, one commit at the end.
+
+The upload's id is the uid of the version it will become, so the parts' bytes are held under one name from the first
+byte to the last overwrite. Uploads that the gateway did not begin are the origin's: their requests are forwarded.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tiergate.directory.base import Committed, Finished, Intent
+from tiergate.engine.acks import ACK_HEADER, ACK_MEMORY, ACK_ORIGIN
+from tiergate.engine.buckets import Buckets
+from tiergate.engine.calls import Answer, Call
+from tiergate.engine.ground import WriteConditions
+from tiergate.engine.identity import Description, completed_version, part_etag
+from tiergate.engine.intake import Intake, Taken
+from tiergate.engine.rooms import Rooms
+from tiergate.engine.spill import Spill
+from tiergate.engine.through import Through
+from tiergate.engine.writes import Writes, put_members
+from tiergate.errors import MemoryFullError, NotFoundError, RequestError
+from tiergate.model import Part, Upload, Version, new_uid
+from tiergate.s3.checksums import ALGORITHMS, COMPOSITE, FULL_OBJECT, bodies_crc64nvme, composite, full_object
+from tiergate.s3.etag import unquote
+from tiergate.s3.operations import render
+
+LEAST_PART_BYTES = 5 << 20
+LARGEST_PART_NUMBER = 10_000
+
+
+def no_such_upload(upload_id: str) -> NotFoundError:
+    """S3's answer for an upload that does not exist, was aborted or has another key."""
+    return NotFoundError(
+        "NoSuchUpload",
+        "The specified upload does not exist. The upload ID may be invalid, or the upload may have been aborted or "
+        "completed.",
+        upload_id=upload_id,
+    )
+
+
+class Multipart:
+    """The six multipart operations (UploadPartCopy lives with the copies)."""
+
+    def __init__(
+        self, rooms: Rooms, buckets: Buckets, intake: Intake, through: Through, writes: Writes, spill: Spill
+    ) -> None:
+        self._rooms = rooms
+        self._buckets = buckets
+        self._intake = intake
+        self._through = through
+        self._writes = writes
+        self._spill = spill
+
+    async def upload_of(self, call: Call) -> Upload | None:
+        """The gateway's upload that the request names; None for one that the gateway did not begin."""
+        upload = await self._rooms.directory.get_upload(call.params["UploadId"])
+        return upload if upload is not None and upload.name == call.name else None
+
+    async def create(self, call: Call) -> Answer:
+        """CreateMultipartUpload. In a versioned bucket the upload is the origin's own."""
+        bucket = await self._buckets.known(call.target.bucket)
+        if bucket.versioned:
+            return await self._through.forward(call)
+        algorithm = (call.params.get("ChecksumAlgorithm") or "").lower()
+        if algorithm and algorithm not in ALGORITHMS:
+            return await self._through.forward(call)
+        kind = call.params.get("ChecksumType") or (ALGORITHMS[algorithm].types[0] if algorithm else "")
+        if algorithm and kind not in ALGORITHMS[algorithm].types:
+            raise RequestError(
+                "InvalidRequest",
+                f"The {kind} checksum type cannot be used with the {algorithm} checksum algorithm.",
+            )
+        described = Description.of(call.headers, call.params)
+        now_s = self._rooms.clock.wall_s()
+        uid = new_uid(now_s)
+        version = Version(
+            uid, 0, "", int(now_s), (), described.headers, described.metadata, described.tagging, multipart=True
+        )
+        await self._rooms.directory.create_upload(Upload(uid, call.name, version, now_s, algorithm, kind))
+        output = {"Bucket": call.target.bucket, "Key": call.target.key, "UploadId": uid}
+        if algorithm:
+            output |= {"ChecksumAlgorithm": algorithm.upper(), "ChecksumType": kind}
+        headers, body = render(call.operation, output)
+        return Answer(200, headers, body)
+
+    async def upload_part(self, call: Call) -> Answer:
+        """UploadPart into memory; without room, parts of this very upload move on to the origin."""
+        number = part_number(call)
+        upload = await self.upload_of(call)
+        if upload is None:
+            return await self._foreign(call)
+        await self._intake.admit()
+        uid = new_uid(self._rooms.clock.wall_s())
+        try:
+            receiving = self._intake.reserve(uid, call.body, upload.upload_id)
+        except MemoryFullError:
+            part = await self._spill.part_through(call, upload, number, uid)
+        else:
+            taken = await self._intake.take(call.name, call.body, receiving)
+            try:
+                part = await self.keep_part(upload, number, taken)
+            except BaseException:
+                receiving.abort()
+                raise
+        headers, _ = render(call.operation, part_members(part))
+        headers[ACK_HEADER] = ACK_ORIGIN if part.spilled_etag else ACK_MEMORY
+        return Answer(200, headers)
+
+    async def keep_part(self, upload: Upload, number: int, taken: Taken) -> Part:
+        """Record a part whose bytes are sealed in memory; a part it replaces lets its bytes go.
+
+        Raises:
+            NotFoundError: the upload ended meanwhile.
+        """
+        body = taken.body
+        now_s = int(self._rooms.clock.wall_s())
+        part = Part(number, body, part_etag(body, taken.md5_hex), now_s, taken.checksums)
+        replaced = await self._rooms.directory.put_part(upload.upload_id, part)
+        self._rooms.memory.confirm(upload.upload_id, [body.uid])
+        if replaced is not None:
+            self._rooms.memory.drop(upload.upload_id, [replaced.body.uid])
+        return part
+
+    async def abort(self, call: Call) -> Answer:
+        """AbortMultipartUpload: the parts' memory is free when this returns."""
+        upload = await self.upload_of(call)
+        if upload is None:
+            return await self._foreign(call)
+        parts = await self._rooms.directory.abort_upload(upload.upload_id)
+        if parts is None:
+            raise no_such_upload(upload.upload_id)
+        self._rooms.memory.drop(upload.upload_id, [part.body.uid for part in parts])
+        await self._spill.abandon(upload)
+        return Answer(204)
+
+    async def complete(self, call: Call) -> Answer:
+        """CompleteMultipartUpload; said twice, it answers the same twice."""
+        upload_id = call.params["UploadId"]
+        params = call.params
+        listed = wanted_parts(params)
+        upload = await self.upload_of(call)
+        if upload is None:
+            finished = await self._rooms.directory.finished_upload(upload_id)
+            if finished is not None and finished.name == call.name:
+                return self._finished_answer(call, finished, listed)
+            return await self._foreign(call)
+        conditions = WriteConditions.of(params)
+        ground = await self._writes.ground(call.name, conditions)
+        held = await self._rooms.directory.list_parts(upload_id)
+        parts = chosen_parts(held, listed)
+        checksums, kind = object_checksums(upload, parts, params)
+        modified_s = int(self._rooms.clock.wall_s())
+        version = completed_version(upload.version, parts, modified_s, checksums, kind)
+        role = self._rooms.markers.role_of(call.name, version.size_bytes)
+        pairs = [(part.number, part.etag) for part in parts]
+        if any(part.spilled_etag for part in held):
+            await self._spill.complete(upload, version, pairs, role, ground)
+            ack = ACK_ORIGIN
+        else:
+
+            async def attempt(intent: Intent) -> Committed:
+                return await self._rooms.directory.finish_upload(upload_id, version, pairs, intent)
+
+            committed = await self._writes.guarded(call.name, role, conditions, ground, attempt)
+            self._writes.committed(version, committed)
+            ack = ACK_MEMORY
+        used = {part.body.uid for part in parts}
+        self._rooms.memory.drop(upload_id, [part.body.uid for part in held if part.body.uid not in used])
+        return self._complete_answer(call, version.etag, put_members(version), ack)
+
+    def _finished_answer(self, call: Call, finished: Finished, listed: Sequence[dict[str, Any]]) -> Answer:
+        again = [(item["PartNumber"], unquote(item["ETag"])) for item in listed]
+        if again != list(finished.parts):
+            raise no_such_upload(call.params["UploadId"])
+        return self._complete_answer(call, finished.etag, {}, ACK_MEMORY)
+
+    def _complete_answer(self, call: Call, etag: str, members: dict[str, Any], ack: str) -> Answer:
+        bucket, key = call.target.bucket, call.target.key
+        location = f"http://{call.headers.get('host', '')}/{bucket}/{key}"
+        output = members | {"Bucket": bucket, "Key": key, "ETag": etag, "Location": location}
+        headers, body = render(call.operation, output)
+        headers[ACK_HEADER] = ack
+        return Answer(200, headers, body)
+
+    async def list_parts(self, call: Call) -> Answer:
+        """ListParts, by number."""
+        upload = await self.upload_of(call)
+        if upload is None:
+            return await self._foreign(call)
+        after = int(call.params.get("PartNumberMarker") or 0)
+        limit = min(call.params.get("MaxParts", 1000), 1000)
+        parts = [part for part in await self._rooms.directory.list_parts(upload.upload_id) if part.number > after]
+        page, truncated = parts[:limit], len(parts) > limit
+        output: dict[str, Any] = {
+            "Bucket": call.target.bucket,
+            "Key": call.target.key,
+            "UploadId": upload.upload_id,
+            "PartNumberMarker": after,
+            "NextPartNumberMarker": page[-1].number if page else 0,
+            "MaxParts": limit,
+            "IsTruncated": truncated,
+            "Parts": [listed_part(part) for part in page],
+            "StorageClass": upload.version.headers.get("x-amz-storage-class", "STANDARD"),
+        }
+        if upload.algorithm:
+            output |= {"ChecksumAlgorithm": upload.algorithm.upper(), "ChecksumType": upload.checksum_type}
+        headers, body = render(call.operation, output)
+        return Answer(200, headers, body)
+
+    async def _foreign(self, call: Call) -> Answer:
+        """An upload that the gateway did not begin belongs to the origin, which also knows the word for none."""
+        return await self._through.forward_settled(call, [call.name])
+
+
+def part_number(call: Call) -> int:
+    """The part number of the request.
+
+    Raises:
+        RequestError: InvalidArgument outside 1..10,000.
+    """
+    number: int = call.params["PartNumber"]
+    if not 1 <= number <= LARGEST_PART_NUMBER:
+        raise RequestError(
+            "InvalidArgument", "Part number must be an integer between 1 and 10000, inclusive"
+        )
+    return number
+
+
+def wanted_parts(params: dict[str, Any]) -> list[dict[str, Any]]:
+    """The part list of a CompleteMultipartUpload.
+
+    Raises:
+        RequestError: MalformedXML for none, InvalidPartOrder unless the numbers ascend.
+    """
+    listed: list[dict[str, Any]] = (params.get("MultipartUpload") or {}).get("Parts") or []
+    if not listed or any("PartNumber" not in item or "ETag" not in item for item in listed):
+        raise RequestError("MalformedXML", "The XML you provided was not well-formed")
+    numbers = [item["PartNumber"] for item in listed]
+    if any(later <= earlier for earlier, later in zip(numbers, numbers[1:], strict=False)):
+        raise RequestError("InvalidPartOrder", "The list of parts was not in ascending order.")
+    return listed
+
+
+def chosen_parts(held: Sequence[Part], listed: Sequence[dict[str, Any]]) -> tuple[Part, ...]:
+    """The parts that the client lists, checked against those it sent.
+
+    Raises:
+        RequestError: InvalidPart, EntityTooSmall.
+    """
+    by_number = {part.number: part for part in held}
+    chosen = []
+    for item in listed:
+        part = by_number.get(item["PartNumber"])
+        if part is None or unquote(item["ETag"]) != part.etag or not checksums_agree(part, item):
+            raise RequestError(
+                "InvalidPart",
+                "One or more of the specified parts could not be found. The part may not have been uploaded, or the "
+                "specified entity tag may not match the part's entity tag.",
+                part_number=item["PartNumber"],
+            )
+        chosen.append(part)
+    for part in chosen[:-1]:
+        if part.body.size_bytes < LEAST_PART_BYTES:
+            raise RequestError(
+                "EntityTooSmall",
+                "Your proposed upload is smaller than the minimum allowed size",
+                proposed_size=part.body.size_bytes,
+                part_number=part.number,
+            )
+    return tuple(chosen)
+
+
+def checksums_agree(part: Part, item: dict[str, Any]) -> bool:
+    """Whether every checksum the client lists for a part is the one that was proved."""
+    for algorithm, value in part.checksums.items():
+        said = item.get(f"Checksum{algorithm.upper()}")
+        if said is not None and said != value:
+            return False
+    return True
+
+
+def object_checksums(
+    upload: Upload, parts: tuple[Part, ...], params: dict[str, Any]
+) -> tuple[dict[str, str], str]:
+    """The completed object's checksums and their type.
+
+    Raises:
+        RequestError: BadDigest when the client says another full-object checksum.
+    """
+    algorithm, kind = upload.algorithm, upload.checksum_type
+    if not algorithm or not all(algorithm in part.checksums for part in parts):
+        computed = bodies_crc64nvme([part.body for part in parts])
+        return ({"crc64nvme": computed}, FULL_OBJECT) if computed is not None else ({}, "")
+    values = [part.checksums[algorithm] for part in parts]
+    if kind == COMPOSITE:
+        value = composite(algorithm, values)
+    else:
+        sizes = [part.body.size_bytes for part in parts]
+        value = full_object(algorithm, list(zip(values, sizes, strict=True)))
+    said = params.get(f"Checksum{algorithm.upper()}")
+    if said is not None and said.split("-")[0] != value.split("-")[0]:
+        raise RequestError("BadDigest", "The checksum you specified did not match what we received.")
+    return {algorithm: value}, kind
+
+
+def part_members(part: Part) -> dict[str, Any]:
+    """The output members of UploadPart."""
+    return {"ETag": part.etag} | {f"Checksum{name.upper()}": value for name, value in part.checksums.items()}
+
+
+def listed_part(part: Part) -> dict[str, Any]:
+    """A part as ListParts shows it."""
+    return part_members(part) | {
+        "PartNumber": part.number,
+        "Size": part.body.size_bytes,
+        "LastModified": part.modified_s,
+    }

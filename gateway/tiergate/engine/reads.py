@@ -1,0 +1,227 @@
+"""GetObject and HeadObject: the current version's headers, and its bytes from the nearest tier that has them."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from tiergate.engine.calls import Answer, Call
+from tiergate.engine.current import Current, Resolver
+from tiergate.engine.fills import Fills, ForeignVersionError, Source
+from tiergate.engine.rooms import Rooms, bodies_of, log_name
+from tiergate.errors import OriginExhaustedError, OriginTemporaryError, OverloadedError, RequestError
+from tiergate.memory.memory import Pin
+from tiergate.model import BLOCK_BYTES, Body, State, Version
+from tiergate.s3.conditions import check_read, read_conditions
+from tiergate.s3.operations import render
+from tiergate.s3.ranges import content_range, parse_range
+
+FOREIGN_ATTEMPTS_COUNT = 4
+"""How often a read begins again because the object was replaced in the origin meanwhile."""
+
+RESPONSE_OVERRIDES = (
+    "cache-control",
+    "content-disposition",
+    "content-encoding",
+    "content-language",
+    "content-type",
+    "expires",
+)
+"""https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html: `response-<header>` overrides the header."""
+
+
+class Reads:
+    """The reading operations."""
+
+    def __init__(self, rooms: Rooms, resolver: Resolver, fills: Fills) -> None:
+        self._rooms = rooms
+        self._resolver = resolver
+        self._fills = fills
+
+    async def head(self, call: Call) -> Answer:
+        """HeadObject: conditions, ranges and part numbers as GetObject, no body."""
+        current = await self._resolver.current(call.name)
+        status, headers, start, end = self._head_of(call, current)
+        headers["x-tiergate-tier"] = self._tier(current.version)
+        return Answer(status, headers, b"", end - start)
+
+    async def get(self, call: Call) -> Answer:
+        """GetObject. The first block is at hand before the answer begins, so its failure is a proper error."""
+        for _ in range(FOREIGN_ATTEMPTS_COUNT):
+            current = await self._resolver.current(call.name)
+            status, headers, start, end = self._head_of(call, current)
+            headers["x-tiergate-tier"] = self._tier(current.version)
+            stream = ObjectStream(self._rooms, self._fills, current, start, end)
+            try:
+                await stream.open()
+            except ForeignVersionError:
+                await stream.close()
+                await self._resolver.forget(call.name, current.version.uid)
+                continue
+            except (OriginTemporaryError, OriginExhaustedError) as error:
+                await stream.close()
+                raise OverloadedError("the origin does not answer", **log_name(call.name)) from error
+            except BaseException:
+                await stream.close()
+                raise
+            return Answer(status, headers, stream, end - start)
+        raise OverloadedError("the object keeps changing in the origin", **log_name(call.name))
+
+    def _tier(self, version: Version) -> str:
+        return "memory" if self._rooms.holds_whole(version) else "origin"
+
+    def _head_of(self, call: Call, current: Current) -> tuple[int, dict[str, str], int, int]:
+        """Status, headers and the half-open byte range of the answer."""
+        version = current.version
+        check_read(read_conditions(call.params), current.etags, version.modified_s)
+        start, end, status = 0, version.size_bytes, 200
+        number = call.params.get("PartNumber")
+        if number is not None and call.params.get("Range"):
+            raise RequestError("InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
+        if number is not None:
+            start, end = part_range(version, number)
+            status = 206
+        else:
+            wanted = parse_range(call.headers.get("range"), version.size_bytes)
+            if wanted is not None:
+                start, end = wanted
+                status = 206
+        headers, _ = render(call.operation, self._members(call, version, whole=status == 200))
+        if status == 206 and version.size_bytes:
+            headers["content-range"] = content_range(start, end, version.size_bytes)
+        if number is not None and version.multipart:
+            headers["x-amz-mp-parts-count"] = str(len(version.parts))
+        headers.update(version.headers)
+        headers.setdefault("content-type", "binary/octet-stream")
+        for name in RESPONSE_OVERRIDES:
+            override = call.query(f"response-{name}")
+            if override is not None:
+                headers[name] = override
+        return status, headers, start, end
+
+    def _members(self, call: Call, version: Version, whole: bool) -> dict[str, Any]:
+        members: dict[str, Any] = {
+            "AcceptRanges": "bytes",
+            "ETag": version.etag,
+            "LastModified": version.modified_s,
+            "Metadata": version.metadata,
+        }
+        if version.tagging:
+            members["TagCount"] = version.tagging.count("&") + 1
+        if whole and call.params.get("ChecksumMode") == "ENABLED" and version.checksums:
+            # A range never carries the whole object's checksum: SDKs would compare it with the range.
+            for algorithm, value in version.checksums.items():
+                members[f"Checksum{algorithm.upper()}"] = value
+            members["ChecksumType"] = version.checksum_type
+        return members
+
+
+def part_range(version: Version, number: int) -> tuple[int, int]:
+    """The byte range of part `number`; an object made by PutObject has one part.
+
+    Raises:
+        RequestError: InvalidPartNumber, as S3 answers (416).
+    """
+    if not version.multipart:
+        if number != 1:
+            raise RequestError("InvalidPartNumber", "The requested partnumber is not satisfiable")
+        return 0, version.size_bytes
+    offset = 0
+    for part in version.parts:
+        if part.number == number:
+            return offset, offset + part.body.size_bytes
+        offset += part.body.size_bytes
+    raise RequestError("InvalidPartNumber", "The requested partnumber is not satisfiable")
+
+
+class ObjectStream:
+    """The bytes [start, end) of one version. Everything it needs in memory is pinned from `open` to `close`, so an
+    overwrite, a delete or an eviction meanwhile changes nothing for this reader."""
+
+    def __init__(self, rooms: Rooms, fills: Fills, current: Current, start: int, end: int) -> None:
+        self._rooms = rooms
+        self._fills = fills
+        self._current = current
+        self._spans = spans(bodies_of(current.version), start, end)
+        self._pins: dict[str, Pin] = {}
+        self._ready: Pin | bytes | None = None
+
+    async def open(self) -> None:
+        """Pin what is in memory and make sure of the first block.
+
+        Raises:
+            OverloadedError: the only copies of an un-persisted version are lost.
+            ForeignVersionError and the errors of `Fills.block`.
+        """
+        memory = self._rooms.memory
+        for body, _, _ in self._spans:
+            pin = memory.pin(body.uid)
+            if pin is not None:
+                self._pins[body.uid] = pin
+        if self._current.record.state is State.DIRTY and not self._rooms.holds_whole(self._current.version):
+            name = self._current.record.name
+            self._rooms.metrics.lost_reads.inc()
+            raise OverloadedError("the only copy of this version was lost", **log_name(name))
+        if self._spans:
+            body, start, _ = self._spans[0]
+            if self._views(body, start // BLOCK_BYTES) is None:
+                self._ready = await self._fill(body, start // BLOCK_BYTES)
+
+    async def close(self) -> None:
+        """Let go of every pin."""
+        if isinstance(self._ready, Pin):
+            self._ready.release()
+        for pin in self._pins.values():
+            pin.release()
+        self._pins.clear()
+
+    async def pieces(self) -> AsyncIterator[bytes | memoryview]:
+        for body, start, end in self._spans:
+            for index in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
+                low = max(0, start - index * BLOCK_BYTES)
+                high = min(body.block_size_bytes(index), end - index * BLOCK_BYTES)
+                views = self._views(body, index)
+                if views is not None:
+                    for view in cut(views, low, high):
+                        yield view
+                    continue
+                filled, self._ready = self._ready or await self._fill(body, index), None
+                if isinstance(filled, bytes):
+                    yield memoryview(filled)[low:high]
+                    continue
+                try:
+                    for view in cut(filled.block(index) or (), low, high):
+                        yield view
+                finally:
+                    filled.release()
+
+    def _views(self, body: Body, index: int) -> Sequence[memoryview] | None:
+        pin = self._pins.get(body.uid)
+        return None if pin is None else pin.block(index)
+
+    async def _fill(self, body: Body, index: int) -> Pin | bytes:
+        offset = next(at for at, other in bodies_of(self._current.version) if other.uid == body.uid)
+        record = self._current.record
+        source = Source(record.name, record.origin_etag, self._current.version.uid, body, offset)
+        self._fills.prefetch(source, index, self._rooms.settings.fill_ahead_count)
+        return await self._fills.block(source, index)
+
+
+def spans(bodies: Sequence[tuple[int, Body]], start: int, end: int) -> list[tuple[Body, int, int]]:
+    """Which bytes of which body make up [start, end) of the object: (body, from, to) in the body's own offsets."""
+    found = []
+    for offset, body in bodies:
+        low, high = max(start, offset), min(end, offset + body.size_bytes)
+        if low < high:
+            found.append((body, low - offset, high - offset))
+    return found
+
+
+def cut(views: Sequence[memoryview], low: int, high: int) -> list[memoryview]:
+    """The bytes [low, high) of what the views hold one after the other, without copying."""
+    found = []
+    offset = 0
+    for view in views:
+        start, end = max(low - offset, 0), min(high - offset, len(view))
+        if start < end:
+            found.append(view[start:end])
+        offset += len(view)
+    return found

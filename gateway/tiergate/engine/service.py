@@ -1,0 +1,95 @@
+"""The operations this gateway owns, each by its S3 name; everything else is the origin's."""
+
+from collections.abc import Awaitable, Callable
+
+from tiergate.engine.buckets import Buckets
+from tiergate.engine.calls import Answer, Call
+from tiergate.engine.copies import Copies
+from tiergate.engine.current import Resolver
+from tiergate.engine.fills import Fills
+from tiergate.engine.intake import Intake
+from tiergate.engine.listing import Listings
+from tiergate.engine.multipart import Multipart
+from tiergate.engine.reads import Reads
+from tiergate.engine.rooms import Rooms
+from tiergate.engine.spill import Spill
+from tiergate.engine.through import Through
+from tiergate.engine.writes import Writes
+from tiergate.s3.operations import render
+
+FORWARD = "Forward"
+"""Stands for a request that is the origin's: unknown, or with parts that its operation does not know."""
+
+DOCUMENT_OPERATIONS = frozenset({"DeleteObjects", "CompleteMultipartUpload"})
+"""Owned operations whose request has an XML document; it is read before they begin."""
+
+Operation = Callable[[Call], Awaitable[Answer]]
+
+
+class Service:
+    """One node's engine in one process. Owns the fills; `close` ends them."""
+
+    def __init__(self, rooms: Rooms) -> None:
+        self._rooms = rooms
+        self._buckets = Buckets(rooms)
+        self._fills = Fills(rooms)
+        resolver = Resolver(rooms)
+        intake = Intake(rooms)
+        self._through = Through(rooms, resolver)
+        writes = Writes(rooms, self._buckets, resolver, intake, self._through)
+        spill = Spill(rooms, self._through)
+        multipart = Multipart(rooms, self._buckets, intake, self._through, writes, spill)
+        copies = Copies(
+            rooms, self._buckets, resolver, self._fills, intake, self._through, writes, multipart
+        )
+        reads = Reads(rooms, resolver, self._fills, self._buckets, self._through)
+        listings = Listings(rooms, self._buckets)
+        self._operations: dict[str, Operation] = {
+            "GetObject": reads.get,
+            "HeadObject": reads.head,
+            "PutObject": writes.put,
+            "CopyObject": copies.copy,
+            "DeleteObject": writes.delete,
+            "DeleteObjects": writes.delete_many,
+            "CreateMultipartUpload": multipart.create,
+            "UploadPart": multipart.upload_part,
+            "UploadPartCopy": copies.part,
+            "CompleteMultipartUpload": multipart.complete,
+            "AbortMultipartUpload": multipart.abort,
+            "ListParts": multipart.list_parts,
+            "ListMultipartUploads": listings.list_uploads,
+            "ListObjects": listings.list_v1,
+            "ListObjectsV2": listings.list_v2,
+            "HeadBucket": self._head_bucket,
+            "GetBucketLocation": self._bucket_location,
+        }
+
+    def owns(self, operation: str) -> bool:
+        """Whether the operation is served here."""
+        return operation in self._operations
+
+    async def answer(self, call: Call) -> Answer:
+        """Do what the call asks for.
+
+        Raises:
+            TiergateError: as the operation says; the edge renders it.
+        """
+        operation = self._operations.get(call.operation)
+        if operation is None:
+            return await self._through.forward_any(call)
+        return await operation(call)
+
+    async def close(self) -> None:
+        """End what runs in the background of this process."""
+        await self._fills.close()
+
+    async def _head_bucket(self, call: Call) -> Answer:
+        bucket = await self._buckets.known(call.target.bucket)
+        headers, _ = render(call.operation, {"BucketRegion": bucket.region})
+        return Answer(200, headers)
+
+    async def _bucket_location(self, call: Call) -> Answer:
+        bucket = await self._buckets.known(call.target.bucket)
+        region = "" if bucket.region == "us-east-1" else bucket.region
+        headers, body = render(call.operation, {"LocationConstraint": region})
+        return Answer(200, headers, body)

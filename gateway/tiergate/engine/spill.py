@@ -1,0 +1,131 @@
+"""Multipart uploads that memory has no room for: their parts go on to the origin, and only the completion is ours.
+
+An object larger than the budget, or many uploads at once, thus still arrive; the acknowledgement of such a completion
+says `origin`, since that is where the bytes are.
+"""
+
+from collections.abc import Sequence
+
+from tiergate.directory.base import Intent
+from tiergate.engine.calls import Call
+from tiergate.engine.ground import Ground
+from tiergate.engine.rooms import Rooms, log_name
+from tiergate.engine.through import ProvedStream, Through
+from tiergate.errors import OriginError, OriginRefusedError, OverloadedError
+from tiergate.model import Part, Role, Upload, Version
+from tiergate.origin.client import Condition
+from tiergate.origin.stamp import stamp_header
+from tiergate.writeback.sender import pin_part, stream, verify
+
+
+class Spill:
+    """Moves parts to the origin and completes uploads there."""
+
+    def __init__(self, rooms: Rooms, through: Through) -> None:
+        self._rooms = rooms
+        self._through = through
+
+    async def part_through(self, call: Call, upload: Upload, number: int, uid: str) -> Part:
+        """Stream a part that memory has no room for straight to the origin's upload, and make room by moving this
+        upload's other parts after it."""
+        size = call.body.size_bytes
+        if size is None:
+            raise OverloadedError("no room for a body of unknown length", **log_name(call.name))
+        spill_id = await self._begun(upload)
+        self._rooms.metrics.through_writes.inc(1, "part")
+        proved = ProvedStream(call.body)
+        try:
+            etag = await self._rooms.origin.upload_part(call.name, spill_id, number, size, proved.pieces, {})
+        except OriginError as error:
+            if proved.failure is not None:
+                raise proved.failure from error
+            raise
+        now_s = int(self._rooms.clock.wall_s())
+        part = Part(number, proved.body_of(uid, size), etag, now_s, proved.checksums, spilled_etag=etag)
+        replaced = await self._rooms.directory.put_part(upload.upload_id, part)
+        if replaced is not None:
+            self._rooms.memory.drop(upload.upload_id, [replaced.body.uid])
+        await self._move_one(upload, spill_id)
+        return part
+
+    async def _begun(self, upload: Upload) -> str:
+        """The origin's upload that carries this one's spilled parts; begun by the first of them."""
+        current = await self._rooms.directory.get_upload(upload.upload_id)
+        if current is not None and current.spill_id:
+            return current.spill_id
+        headers = version_headers(upload.version)
+        created = await self._rooms.origin.create_multipart_upload(upload.name, headers)
+        kept = await self._rooms.directory.note_spill(upload.upload_id, created)
+        if kept != created:
+            # Another part of the same upload was faster.
+            await self._rooms.origin.abort_multipart_upload(upload.name, created)
+        return kept
+
+    async def _move_one(self, upload: Upload, spill_id: str) -> None:
+        for part in await self._rooms.directory.list_parts(upload.upload_id):
+            if not part.spilled_etag:
+                await self._move(upload, spill_id, part)
+                return
+
+    async def _move(self, upload: Upload, spill_id: str, part: Part) -> Part:
+        """Send a part that is in memory to the origin's upload; its memory is free afterwards."""
+        with pin_part(self._rooms.memory, part) as pin:
+            await verify([part], [pin])
+            etag = await self._rooms.origin.upload_part(
+                upload.name, spill_id, part.number, part.body.size_bytes, stream([part], [pin]), {}
+            )
+        moved = Part(part.number, part.body, part.etag, part.modified_s, part.checksums, spilled_etag=etag)
+        if await self._rooms.directory.move_part(upload.upload_id, part, moved):
+            self._rooms.memory.drop(upload.upload_id, [part.body.uid])
+        return moved
+
+    async def complete(
+        self, upload: Upload, version: Version, listed: Sequence[tuple[int, str]], role: Role, ground: Ground
+    ) -> None:
+        """Complete the upload in the origin, inside the request, and commit it as written through.
+
+        Raises:
+            OverloadedError: its turn did not come in time.
+            OriginError: the origin failed; the upload stands and may be completed again.
+        """
+        spill_id = await self._begun(upload)
+        parts = [part if part.spilled_etag else await self._move(upload, spill_id, part) for part in version.parts]
+        await self._through.turn.come(upload.name, role, ground.start_revision)
+        seen = await self._rooms.directory.get(upload.name)
+        pairs = [(part.number, part.spilled_etag) for part in parts]
+        try:
+            answer = await self._rooms.origin.complete_multipart_upload(
+                upload.name, spill_id, pairs, {}, Condition.none()
+            )
+            origin_etag = answer.etag
+        except OriginRefusedError as refused:
+            there = await self._rooms.origin.head_object(upload.name)
+            if refused.code != "NoSuchUpload" or there is None or there.stamp is None:
+                raise
+            if there.stamp.uid != version.uid:
+                raise
+            origin_etag = there.etag  # An earlier try of this completion got there, and its answer was lost.
+        intent = Intent(
+            role=role,
+            start_revision=ground.start_revision,
+            now_s=self._rooms.clock.wall_s(),
+            base=ground.base,
+            guard=seen.guard if ground.guard is None else ground.guard,
+            conditional=ground.conditional,
+        )
+        await self._through.commit(upload.name, version, origin_etag, intent)
+        await self._rooms.directory.end_spilled(upload.upload_id, version, listed, self._rooms.clock.wall_s())
+
+    async def abandon(self, upload: Upload) -> None:
+        """Abort what an aborted upload had in the origin."""
+        if upload.spill_id:
+            await self._rooms.origin.abort_multipart_upload(upload.name, upload.spill_id)
+
+
+def version_headers(version: Version) -> dict[str, str]:
+    """What the origin is told of an object when its upload begins."""
+    headers = dict(version.headers)
+    headers |= {f"x-amz-meta-{name}": value for name, value in version.metadata.items()}
+    if version.tagging:
+        headers["x-amz-tagging"] = version.tagging
+    return headers | stamp_header(version)

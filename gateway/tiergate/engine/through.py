@@ -1,0 +1,256 @@
+"""What the origin itself does: write-through where memory has no room, and forwarded operations.
+
+A write-through is a commit like any other. It waits inside the request, bounded, for the fence and for earlier writes
+of its key; then its bytes go to the origin as they arrive, and the acknowledgement says `origin`.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+
+from tiergate.directory.base import Intent
+from tiergate.engine.acks import ACK_HEADER, ACK_ORIGIN
+from tiergate.engine.calls import Answer, Call, IncomingBody
+from tiergate.engine.current import Resolver
+from tiergate.engine.forwarding import forward
+from tiergate.engine.identity import Description
+from tiergate.engine.rooms import Rooms, log_name
+from tiergate.engine.turn import Turn
+from tiergate.errors import ConflictError, OriginError, OverloadedError, RequestError
+from tiergate.model import (
+    BLOCK_BYTES,
+    BLOCK_CHECKSUM_BYTES,
+    NO_BASE,
+    UNKNOWN_BASE,
+    Body,
+    ObjectName,
+    Part,
+    Version,
+    new_uid,
+)
+from tiergate.origin.client import Condition, PutAnswer
+from tiergate.origin.stamp import stamp_header
+from tiergate.s3.checksums import block_checksum
+from tiergate.s3.operations import render
+
+COMMIT_ATTEMPTS_COUNT = 8
+
+READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class ProvedStream:
+    """A client's body on its way to the origin. The last piece is kept back until everything the client proved was
+    checked, so that a body that fails is never whole in the origin. Can be read once: a try that fails is final."""
+
+    def __init__(self, body: IncomingBody) -> None:
+        self._body = body
+        self._blocks = bytearray()
+        self._block_crc = 0
+        self._block_bytes = 0
+        self.checksums: dict[str, str] = {}
+        self.failure: Exception | None = None
+        self.begun = False
+
+    def pieces(self) -> AsyncIterator[bytes | memoryview]:
+        """The bytes, once.
+
+        Raises:
+            OverloadedError: asked a second time: what the client sent is gone.
+        """
+        if self.begun:
+            raise OverloadedError("the origin failed in the middle of a write-through")
+        self.begun = True
+        return self._pieces()
+
+    async def _pieces(self) -> AsyncIterator[bytes | memoryview]:
+        held: bytes | memoryview | None = None
+        try:
+            async for piece in self._body.pieces():
+                if held is not None:
+                    yield held
+                self._count(piece)
+                held = piece
+            self.checksums = await self._body.verify()
+        except Exception as error:
+            self.failure = error
+            raise
+        if held is not None:
+            yield held
+
+    def _count(self, piece: bytes | memoryview) -> None:
+        view = memoryview(piece)
+        while len(view):
+            room = BLOCK_BYTES - self._block_bytes
+            head, view = view[:room], view[room:]
+            self._block_crc = block_checksum(head, self._block_crc)
+            self._block_bytes += len(head)
+            if self._block_bytes == BLOCK_BYTES:
+                self._end_block()
+
+    def _end_block(self) -> None:
+        self._blocks += self._block_crc.to_bytes(BLOCK_CHECKSUM_BYTES, "big")
+        self._block_crc = self._block_bytes = 0
+
+    def body_of(self, uid: str, size_bytes: int) -> Body:
+        """What went through, with a checksum for each block, so that it can be checked when it is read back."""
+        if self._block_bytes:
+            self._end_block()
+        return Body(uid, size_bytes, bytes(self._blocks))
+
+
+class Through:
+    """Writes and operations that the origin carries out."""
+
+    def __init__(self, rooms: Rooms, resolver: Resolver) -> None:
+        self._rooms = rooms
+        self._resolver = resolver
+        self.turn = Turn(rooms)
+
+    # -- write-through of one object
+    async def put(self, call: Call, described: Description, start_revision: int) -> Answer:
+        """PutObject straight to the origin.
+
+        Raises:
+            OverloadedError: its turn did not come in time, or the origin failed in the middle.
+        """
+        size = call.body.size_bytes
+        if size is None:
+            raise OverloadedError("no room for a body of unknown length", **log_name(call.name))
+        role = self._rooms.markers.role_of(call.name, size)
+        await self.turn.come(call.name, role, start_revision)
+        self._rooms.metrics.through_writes.inc(1, "memory")
+        seen = await self._rooms.directory.get(call.name)
+        now_s = self._rooms.clock.wall_s()
+        uid = new_uid(now_s)
+        stream = ProvedStream(call.body)
+        draft = Version(
+            uid, size, "", int(now_s), (), described.headers, described.metadata, described.tagging
+        )
+        try:
+            answer = await self._rooms.origin.put_object(
+                call.name, size, stream.pieces, upload_headers(draft, call), condition_of(call)
+            )
+        except OriginError as error:
+            if stream.failure is not None:
+                raise stream.failure from error
+            raise
+        version = self._version(draft, stream, answer)
+        await self.commit(call.name, version, answer.etag, Intent(
+            role, start_revision, now_s, UNKNOWN_BASE, guard=seen.guard, conditional="if-match" in call.headers
+        ))
+        headers = dict(answer.headers)
+        headers[ACK_HEADER] = ACK_ORIGIN
+        return Answer(200, headers)
+
+    def _version(self, draft: Version, stream: ProvedStream, answer: PutAnswer) -> Version:
+        body = stream.body_of(draft.uid, draft.size_bytes)
+        headers = dict(draft.headers)
+        if answer.version_id:
+            headers["x-amz-version-id"] = answer.version_id
+        return Version(
+            uid=draft.uid,
+            size_bytes=draft.size_bytes,
+            etag=answer.etag,
+            modified_s=draft.modified_s,
+            parts=(Part(1, body, answer.etag, draft.modified_s, stream.checksums),),
+            headers=headers,
+            metadata=draft.metadata,
+            tagging=draft.tagging,
+            checksums=stream.checksums,
+            checksum_type="FULL_OBJECT" if stream.checksums else "",
+        )
+
+    async def commit(self, name: ObjectName, version: Version, origin_etag: str, intent: Intent) -> None:
+        """Commit what the origin took. If somebody wrote the key meanwhile, the origin says who came last."""
+        for _ in range(COMMIT_ATTEMPTS_COUNT):
+            try:
+                committed = await self._rooms.directory.put_through(name, version, origin_etag, intent)
+            except ConflictError:
+                seen = await self._rooms.directory.get(name)
+                if seen.pending is not None:
+                    # It was committed after ours reached the origin, and replaces it there: ours came before.
+                    return
+                there = await self._rooms.origin.head_object(name)
+                if there is None or there.etag != origin_etag:
+                    return
+                intent = Intent(
+                    intent.role, intent.start_revision, intent.now_s, intent.base, seen.guard, intent.conditional
+                )
+                continue
+            self._rooms.let_go(committed.replaced)
+            self._rooms.wake()
+            return
+        raise OverloadedError("the key is written too often", **log_name(name))
+
+    # -- forwarded operations
+    async def forward(self, call: Call) -> Answer:
+        """Pass a request on that concerns no object the gateway may hold."""
+        return await forward(self._rooms, call)
+
+    async def forward_any(self, call: Call) -> Answer:
+        """Pass on a request of any kind, with what it needs settled first.
+
+        Raises:
+            RequestError: BucketNotEmpty, for the deletion of a bucket with un-persisted objects.
+        """
+        bucket, key = call.target.bucket, call.target.key
+        if bucket and key:
+            return await self.forward_settled(call, [call.name])
+        if bucket and call.method == "DELETE" and not call.target.query:
+            if await self._rooms.directory.scan_unpersisted(bucket, "", "", 1):
+                raise RequestError(
+                    "BucketNotEmpty", "The bucket you tried to delete is not empty", bucket=bucket
+                )
+        elif bucket and call.query("versions") is not None:
+            await self.turn.settle_prefix(bucket, call.query("prefix") or "")
+        answer = await forward(self._rooms, call)
+        if bucket and call.method not in READING_METHODS:
+            await self._rooms.directory.forget_bucket(bucket)
+        return answer
+
+    async def forward_settled(self, call: Call, names: Sequence[ObjectName]) -> Answer:
+        """Write back what is pending of `names`, pass the request on, then forget what it may have changed.
+
+        Raises:
+            OverloadedError: write-back did not finish in time.
+        """
+        await self.turn.settle(names)
+        if call.method in READING_METHODS:
+            return await forward(self._rooms, call)
+        return await self._changing(call, names)
+
+    async def forward_write(self, call: Call, names: Sequence[ObjectName]) -> Answer:
+        """Pass on a request that makes `call.name` visible in the origin: it waits for the fence like any write."""
+        start_revision = await self._rooms.directory.revision()
+        await self.turn.settle(names)
+        role = self._rooms.markers.role_of(call.name, 0)
+        await self.turn.come(call.name, role, start_revision)
+        return await self._changing(call, [call.name])
+
+    async def _changing(self, call: Call, names: Sequence[ObjectName]) -> Answer:
+        try:
+            answer = await forward(self._rooms, call)
+        finally:
+            for name in names:
+                self._rooms.let_go(await self._rooms.directory.forget(name, None))
+        answer.headers.setdefault(ACK_HEADER, ACK_ORIGIN)
+        return answer
+
+
+def upload_headers(version: Version, call: Call) -> dict[str, str]:
+    """What the origin is told of a write-through: the object's own headers, what the client proves, our stamp."""
+    headers = dict(version.headers)
+    headers |= {f"x-amz-meta-{name}": value for name, value in version.metadata.items()}
+    if version.tagging:
+        headers["x-amz-tagging"] = version.tagging
+    for name in call.headers:
+        if name == "content-md5" or (name.startswith("x-amz-checksum-") and name != "x-amz-checksum-mode"):
+            headers[name] = call.headers[name]
+    return headers | stamp_header(version)
+
+
+def condition_of(call: Call) -> Condition:
+    """The client's own condition, for the origin to decide."""
+    if call.headers.get("if-none-match", "").strip('" ') == "*":
+        return Condition.if_absent()
+    if call.headers.get("if-match"):
+        return Condition.if_match(call.headers["if-match"].strip().strip('"'))
+    return Condition.none()

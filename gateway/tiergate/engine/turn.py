@@ -1,0 +1,98 @@
+"""Waiting inside a request for what must reach the origin first: bounded, and named when it does not come."""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from tiergate.engine.rooms import Rooms, log_name
+from tiergate.errors import OverloadedError
+from tiergate.model import NO_BASE, UNKNOWN_BASE, Kind, ObjectName, Pending, Role
+from tiergate.writeback.fence import PendingView, blockers
+
+FIRST_LOOK_S = 0.005
+LAST_LOOK_S = 0.25
+
+FAR_REVISION = 1 << 62
+"""The place of a write that is not committed yet: after everything."""
+
+
+class Turn:
+    """Lets a request wait for write-back. The directory is shared by all processes of the node, so it is looked at
+    again and again, ever less often, until the bound."""
+
+    def __init__(self, rooms: Rooms) -> None:
+        self._rooms = rooms
+
+    async def settle(self, names: Sequence[ObjectName]) -> None:
+        """Wait until nothing is pending of any of `names`.
+
+        Raises:
+            OverloadedError: not in time, or one of them is quarantined.
+        """
+        for name in names:
+            await self._wait(name, lambda name=name: self._is_settled(name))
+
+    async def settle_prefix(self, bucket: str, prefix: str) -> None:
+        """Wait until nothing is pending under a prefix.
+
+        Raises:
+            OverloadedError: not in time.
+        """
+
+        async def settled() -> bool:
+            return not await self._rooms.directory.pending_under(bucket, prefix, 1)
+
+        await self._wait(ObjectName(bucket, prefix), settled)
+
+    async def come(self, name: ObjectName, role: Role, start_revision: int) -> None:
+        """Wait until `name` may become visible in the origin now: earlier writes of the key are settled, the fence is
+        open, and no marker stands that the write would make untrue.
+
+        Raises:
+            OverloadedError: not in time.
+            OriginError: a marker could not be withdrawn.
+        """
+        subject = Pending(
+            name=name,
+            uid="",
+            kind=Kind.PUT,
+            role=role,
+            place=FAR_REVISION,
+            revision=FAR_REVISION,
+            start_revision=start_revision,
+            committed_s=self._rooms.clock.wall_s(),
+            size_bytes=0,
+        )
+
+        async def open_() -> bool:
+            if not await self._is_settled(name):
+                return False
+            view = PendingView(await self._rooms.directory.pending())
+            mode = self._rooms.fence_of(name)
+            return blockers(subject, view, mode, self._rooms.clock.wall_s(), self._rooms.settings.marker_quiet_s) is None
+
+        await self._wait(name, open_)
+        if await self._base(name) != NO_BASE:
+            await self._rooms.withdrawals.clear_way(name)
+
+    async def _base(self, name: ObjectName) -> str:
+        record = (await self._rooms.directory.get(name)).record
+        if record is not None:
+            return record.origin_etag or UNKNOWN_BASE
+        there = await self._rooms.origin.head_object(name)
+        return there.etag if there else NO_BASE
+
+    async def _is_settled(self, name: ObjectName) -> bool:
+        pending = (await self._rooms.directory.get(name)).pending
+        if pending is not None and pending.quarantined:
+            raise OverloadedError("an earlier write of this key is quarantined", retry_after_s=30, **log_name(name))
+        return pending is None
+
+    async def _wait(self, name: ObjectName, done: Callable[[], Awaitable[bool]]) -> None:
+        clock = self._rooms.clock
+        deadline_s = clock.monotonic_s() + self._rooms.settings.through_wait_s
+        look_s = FIRST_LOOK_S
+        while not await done():
+            if clock.monotonic_s() >= deadline_s:
+                raise OverloadedError("what must reach the origin first did not", retry_after_s=5, **log_name(name))
+            self._rooms.wake()
+            await clock.sleep(look_s)
+            look_s = min(look_s * 2, LAST_LOOK_S)

@@ -1,0 +1,189 @@
+"""PutObject, DeleteObject and DeleteObjects: bytes into memory, one commit, then the acknowledgement."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tiergate.directory.base import Committed, Intent
+from tiergate.engine.buckets import Buckets
+from tiergate.engine.calls import Answer, Call
+from tiergate.engine.current import Resolver
+from tiergate.engine.acks import ACK_HEADER, ACK_MEMORY
+from tiergate.engine.ground import Ground, WriteConditions
+from tiergate.engine.identity import KEPT_HEADERS, Description, put_etag, put_version
+from tiergate.engine.intake import Intake
+from tiergate.engine.rooms import Rooms, log_name
+from tiergate.engine.through import Through
+from tiergate.errors import ConflictError, MemoryFullError, OverloadedError, RequestError, TiergateError
+from tiergate.model import NO_BASE, UNKNOWN_BASE, ObjectName, Role, Version, new_uid
+from tiergate.s3.conditions import check_write
+from tiergate.s3.errors import error_code, error_message
+from tiergate.s3.operations import render
+
+CONDITION_ATTEMPTS_COUNT = 16
+"""How often a condition is decided anew because the record changed between the look and the commit."""
+
+
+class Writes:
+    """The writing operations on whole objects."""
+
+    def __init__(
+        self, rooms: Rooms, buckets: Buckets, resolver: Resolver, intake: Intake, through: Through
+    ) -> None:
+        self._rooms = rooms
+        self._buckets = buckets
+        self._resolver = resolver
+        self._intake = intake
+        self._through = through
+
+    async def put(self, call: Call) -> Answer:
+        """PutObject. Where memory has no room, or the bucket is versioned, the write goes through to the origin."""
+        bucket = await self._buckets.known(call.target.bucket)
+        described = Description.of(call.headers, call.params)
+        conditions = WriteConditions.of(call.params)
+        ground = await self.ground(call.name, conditions)
+        if bucket.versioned:
+            return await self._through.put(call, described, ground.start_revision)
+        await self._intake.admit()
+        uid = new_uid(self._rooms.clock.wall_s())
+        try:
+            receiving = self._intake.reserve(uid, call.body, uid)
+        except MemoryFullError:
+            return await self._through.put(call, described, ground.start_revision)
+        taken = await self._intake.take(call.name, call.body, receiving)
+        try:
+            version = put_version(
+                uid,
+                taken.body,
+                put_etag(taken.body, taken.md5_hex),
+                int(self._rooms.clock.wall_s()),
+                described,
+                taken.checksums,
+            )
+            await self.commit(call.name, version, conditions, ground)
+        except BaseException:
+            receiving.abort()
+            raise
+        headers, _ = render("PutObject", put_members(version))
+        headers.update({name: version.headers[name] for name in KEPT_HEADERS[2:] if name in version.headers})
+        headers[ACK_HEADER] = ACK_MEMORY
+        return Answer(200, headers)
+
+    async def ground(self, name: ObjectName, conditions: WriteConditions) -> Ground:
+        """Look at what the key holds now and decide the condition on it; the origin is asked about a key without a
+        record only when there is a condition.
+
+        Raises:
+            PreconditionError, NotFoundError: the condition does not hold.
+        """
+        seen = await self._rooms.directory.get(name)
+        if not conditions.any:
+            return Ground(seen.revision, None, UNKNOWN_BASE, False)
+        found = await self._resolver.judge(name, seen)
+        etags = found.etags if found else None
+        check_write(conditions.if_match, conditions.if_none_match, etags, name.bucket, name.key)
+        again = await self._rooms.directory.get(name)
+        base = UNKNOWN_BASE if again.record else NO_BASE
+        return Ground(seen.revision, again.guard, base, True)
+
+    async def commit(
+        self, name: ObjectName, version: Version, conditions: WriteConditions, ground: Ground
+    ) -> None:
+        """Commit a version whose bytes are sealed in memory under its uid; on return it is acknowledged ground."""
+
+        async def attempt(intent: Intent) -> Committed:
+            return await self._rooms.directory.put(name, version, intent)
+
+        role = self._rooms.markers.role_of(name, version.size_bytes)
+        committed = await self.guarded(name, role, conditions, ground, attempt)
+        self.committed(version, committed)
+
+    async def guarded(
+        self,
+        name: ObjectName,
+        role: Role,
+        conditions: WriteConditions,
+        ground: Ground,
+        attempt: Callable[[Intent], Awaitable[Committed]],
+    ) -> Committed:
+        """Run a commit under its condition, deciding anew while other writers get in between.
+
+        Raises:
+            PreconditionError: another writer won.
+            OverloadedError: the key changes faster than the condition can be decided.
+        """
+        start_revision = ground.start_revision
+        for _ in range(CONDITION_ATTEMPTS_COUNT):
+            intent = Intent(
+                role=role,
+                start_revision=start_revision,
+                now_s=self._rooms.clock.wall_s(),
+                base=ground.base,
+                guard=ground.guard,
+                conditional=ground.conditional,
+            )
+            try:
+                return await attempt(intent)
+            except ConflictError:
+                ground = await self.ground(name, conditions)
+        raise OverloadedError("the key is written too often to decide a condition", **log_name(name))
+
+    def committed(self, version: Version, committed: Committed) -> None:
+        """After the commit: the bytes are the directory's now, those of the replaced version may go."""
+        self._rooms.memory.confirm(version.uid)
+        self._rooms.let_go(committed.replaced)
+        self._rooms.wake()
+
+    async def delete(self, call: Call) -> Answer:
+        """DeleteObject of the current version; the origin's copy is hidden at once and deleted soon after."""
+        bucket = await self._buckets.known(call.target.bucket)
+        conditions = WriteConditions.of(call.params)
+        if bucket.versioned or "IfMatchLastModifiedTime" in call.params or "IfMatchSize" in call.params:
+            return await self._through.forward_settled(call, [call.name])
+        ground = await self.ground(call.name, conditions)
+        await self._delete(call.name, conditions, ground)
+        return Answer(204, {ACK_HEADER: ACK_MEMORY})
+
+    async def _delete(self, name: ObjectName, conditions: WriteConditions, ground: Ground) -> None:
+        async def attempt(intent: Intent) -> Committed:
+            done = await self._rooms.directory.delete(name, intent)
+            return done or Committed(ground.start_revision, None)
+
+        role = self._rooms.markers.role_of(name, 0)
+        committed = await self.guarded(name, role, conditions, ground, attempt)
+        self._rooms.let_go(committed.replaced)
+        self._rooms.wake()
+
+    async def delete_many(self, call: Call) -> Answer:
+        """DeleteObjects: each key stands for itself, as in S3."""
+        bucket = await self._buckets.known(call.target.bucket)
+        wanted = call.params["Delete"]["Objects"]
+        if not 1 <= len(wanted) <= 1000:
+            raise RequestError("MalformedXML", "The XML you provided was not well-formed")
+        names = [ObjectName(call.target.bucket, item["Key"]) for item in wanted]
+        plain = all(item.keys() == {"Key"} for item in wanted)
+        if bucket.versioned or not plain or "MFA" in call.params:
+            return await self._through.forward_settled(call, names)
+        deleted: list[dict[str, Any]] = []
+        errors: list[dict[str, Any]] = []
+        for name in names:
+            try:
+                ground = await self.ground(name, WriteConditions())
+                await self._delete(name, WriteConditions(), ground)
+                deleted.append({"Key": name.key})
+            except TiergateError as error:
+                errors.append({"Key": name.key, "Code": error_code(error), "Message": error_message(error)})
+        if call.params["Delete"].get("Quiet"):
+            deleted = []
+        headers, body = render("DeleteObjects", {"Deleted": deleted, "Errors": errors})
+        headers[ACK_HEADER] = ACK_MEMORY
+        return Answer(200, headers, body)
+
+
+def put_members(version: Version) -> dict[str, Any]:
+    """The output members of PutObject for a version."""
+    members: dict[str, Any] = {"ETag": version.etag}
+    for algorithm, value in version.checksums.items():
+        members[f"Checksum{algorithm.upper()}"] = value
+    if version.checksums:
+        members["ChecksumType"] = version.checksum_type
+    return members

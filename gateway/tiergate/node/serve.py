@@ -1,0 +1,141 @@
+"""`serve`: everything from checked settings to a running node, and back."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from tiergate.child import Folders
+from tiergate.clock import Clock, SystemClock
+from tiergate.config import Address, ClientAuth, Loaded, Settings, format_size
+from tiergate.node.folder import (
+    LOCK_WAIT_S,
+    FolderLock,
+    StartError,
+    clear_folder,
+    is_on_tmpfs,
+    lock_folder,
+    prepare_folder,
+    settle_limit,
+)
+from tiergate.node.listeners import Listeners, listen
+from tiergate.node.supervisor import Entries, RestartPolicy, Supervisor
+from tiergate.observe.logs import get_logger
+from tiergate.observe.metrics import Metrics
+
+log = get_logger(__name__)
+
+
+class Running(NamedTuple):
+    """What is known once the node is ready."""
+
+    listen: Address
+    admin: Address
+    folders: Folders
+    pid: int
+
+    @property
+    def line(self) -> str:
+        """The one line that says so."""
+        return (
+            f"tiergate ready listen=http://{self.listen} admin=http://{self.admin} "
+            f"memory={self.folders.root} pid={self.pid}"
+        )
+
+
+def serve(
+    loaded: Loaded,
+    on_ready: Callable[[Running], None],
+    *,
+    entries: Entries | None = None,
+    policy: RestartPolicy | None = None,
+    clock: Clock | None = None,
+    lock_wait_s: float = LOCK_WAIT_S,
+) -> None:
+    """Run a node until SIGTERM or SIGINT. To be called in the main thread.
+
+    Args:
+        loaded: The settings and their sources (a default memory limit may be lowered, a given one not).
+        on_ready: Called once, when all processes do their work.
+
+    Raises:
+        StartError: the memory folder or an address cannot be used (`FolderBusyError`: another node has the
+        folder). NodeFailedError: the processes do not run.
+    """
+    clock = clock or SystemClock()
+    root = loaded.settings.memory_dir
+    folders = prepare_folder(root)
+    lock = lock_folder(folders, clock, lock_wait_s)
+    try:
+        is_default = loaded.sources["memory_limit_bytes"] == "default"
+        limit_bytes = settle_limit(root, root, loaded.settings.memory_limit_bytes, is_default)
+        settings = replace(loaded.settings, memory_limit_bytes=limit_bytes)
+        clear_folder(folders)
+        if not is_on_tmpfs(root):
+            log.warning("memory_dir is not on a tmpfs, bytes may go to a disk", folder=root)
+        log.info(
+            "starting", folder=root, memory_limit=format_size(limit_bytes), workers=settings.workers_count
+        )
+        _serve_locked(
+            settings, folders, lock, on_ready, entries or Entries(), policy or RestartPolicy(), clock
+        )
+    finally:
+        lock.close()
+
+
+def _serve_locked(
+    settings: Settings,
+    folders: Folders,
+    lock: FolderLock,
+    on_ready: Callable[[Running], None],
+    entries: Entries,
+    policy: RestartPolicy,
+    clock: Clock,
+) -> None:
+    loopback_only = settings.client_auth is ClientAuth.NONE
+    opened: list[Listeners] = []
+    try:
+        opened.append(listen(settings.listen, settings.workers_count, loopback_only=loopback_only))
+        opened.append(listen(settings.admin_listen, 1, loopback_only=loopback_only))
+        listeners, admin = opened
+        try:
+            metrics = Metrics.open(folders.metrics / "node")
+        except OSError as error:
+            raise StartError(f"cannot use {folders.metrics}: {error.strerror}") from error
+        running = Running(listeners.address, admin.address, folders, os.getpid())
+
+        def ready() -> None:
+            _write_node_file(running)
+            on_ready(running)
+
+        supervisor = Supervisor(
+            settings,
+            folders,
+            lock,
+            listeners,
+            admin,
+            clock=clock,
+            metrics=metrics,
+            on_ready=ready,
+            entries=entries,
+            policy=policy,
+        )
+        try:
+            supervisor.run()
+        finally:
+            metrics.close()
+    finally:
+        for one in opened:
+            one.close()
+
+
+def _write_node_file(running: Running) -> None:
+    facts = {
+        "pid": running.pid,
+        "listen": f"http://{running.listen}",
+        "admin": f"http://{running.admin}",
+    }
+    draft = running.folders.node_file.with_suffix(".new")
+    draft.write_text(json.dumps(facts))
+    draft.replace(running.folders.node_file)

@@ -1,0 +1,1 @@
+"""Metrics that are summed over the node's processes, and logs."""

@@ -1,0 +1,308 @@
+"""Every metric of the node, declared once; METRICS.md is rendered from the same declarations.
+
+Names are `tiergate_<area>_<what>_<unit>`; counters end in `_total`. Labels only take values from small,
+closed sets: never a bucket, a key or an address. Label values are given in the declared order."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tiergate.errors import InvariantError
+from tiergate.observe.store import SERIES_DROPPED, Metric, MetricKind, MetricStore, Stability
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A number that only grows, summed over processes."""
+
+    metric: Metric
+    store: MetricStore
+
+    def inc(self, amount: float = 1.0, *labels: str) -> None:
+        """Count `amount` more, in the metric's unit."""
+        self.store.add(self.metric, amount, labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """This process's share of a number that rises and falls; starts at 0 with the process."""
+
+    metric: Metric
+    store: MetricStore
+
+    def inc(self, amount: float = 1.0, *labels: str) -> None:
+        """Raise (or lower, by a negative amount) this process's share."""
+        self.store.add(self.metric, amount, labels)
+
+    def set(self, value: float, *labels: str) -> None:
+        """Set this process's share."""
+        self.store.set(self.metric, value, labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """The distribution of observations of all processes."""
+
+    metric: Metric
+    store: MetricStore
+
+    def observe(self, value: float, *labels: str) -> None:
+        """Count one observation, in the metric's unit."""
+        self.store.observe(self.metric, value, labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The value of a computed gauge at a scrape."""
+
+    metric: Metric
+    value: float
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A fact of the node as a whole, worked out by whoever answers a scrape."""
+
+    metric: Metric
+
+    def reading(self, value: float, *labels: str) -> Reading:
+        """The fact at this moment.
+
+        Raises:
+            InvariantError: the number of labels is wrong.
+        """
+        if len(labels) != len(self.metric.labels):
+            raise InvariantError("wrong number of labels", metric=self.metric.name, labels=labels)
+        return Reading(self.metric, value, labels)
+
+
+class Metrics:
+    """The metrics as attributes. Safe to use from several threads; never blocks on I/O.
+
+    `Metrics()` is one that nobody reads. Owns its store until `close`.
+    """
+
+    def __init__(self, store: MetricStore | None = None) -> None:
+        self.store = store or MetricStore.in_memory()
+        self.declared: dict[str, Metric] = {SERIES_DROPPED.name: SERIES_DROPPED}
+        self._declare_requests()
+        self._declare_reads()
+        self._declare_memory()
+        self._declare_writeback()
+        self._declare_origin()
+        self._declare_node()
+
+    @classmethod
+    def open(cls, path: Path) -> "Metrics":
+        """The metrics of a process, in the file that all scrapes read.
+
+        Raises:
+            OSError: the file cannot be made (no space, no permission).
+        """
+        return cls(MetricStore.open(path))
+
+    def close(self) -> None:
+        """Let go of the file; what was counted stays in it."""
+        self.store.close()
+
+    def _declare_requests(self) -> None:
+        counter, gauge = self._counter, self._gauge
+        self.requests = counter(
+            "http_requests", "requests", "Client requests answered.", "operation", "status"
+        )
+        self.request_seconds = self._seconds(
+            "http_request_duration", "Time from a request's header to its last byte.", "operation"
+        )
+        self.active_requests = gauge("http_active_requests", "requests", "Client requests in progress.")
+        self.active_connections = gauge("http_active_connections", "connections", "Open client connections.")
+        self.ingested_bytes = counter("http_ingested_bytes", "bytes", "Bytes of bodies taken in.")
+        self.served_bytes = counter("http_served_bytes", "bytes", "Bytes of bodies sent to clients.")
+        self.broken_requests = counter(
+            "http_broken_requests", "requests", "Requests whose body ended early, by who broke off.", "side"
+        )
+        self.refused_signatures = counter(
+            "http_refused_signatures", "requests", "Requests refused by authentication.", "code"
+        )
+        self.forwarded_requests = counter(
+            "http_forwarded_requests", "requests", "Requests forwarded to the origin as they are.", "status"
+        )
+        self.refused_loops = counter(
+            "http_refused_loops", "requests", "Requests refused because this gateway had sent them."
+        )
+        self.broken_invariants = counter(
+            "http_broken_invariants", "errors", "Internal errors: each is a bug."
+        )
+
+    def _declare_reads(self) -> None:
+        counter = self._counter
+        self.reads = counter("read_bodies", "reads", "Bodies served, by the tier that had them.", "tier")
+        self.read_bytes = counter("read_bytes", "bytes", "Bytes served, by the tier that had them.", "tier")
+        self.fills = counter("read_fills", "blocks", "Blocks fetched from the origin into memory.")
+        self.filled_bytes = counter(
+            "read_filled_bytes", "bytes", "Bytes fetched from the origin into memory."
+        )
+        self.shared_fills = counter(
+            "read_shared_fills", "reads", "Reads that waited for a fetch another one had begun."
+        )
+        self.lost_reads = counter("read_lost", "reads", "Reads of bytes that were gone from every tier.")
+        self.revalidations = counter(
+            "read_revalidations", "requests", "Questions whether the origin still holds a copy.", "outcome"
+        )
+        self.foreign_changes = counter(
+            "read_foreign_changes", "objects", "Objects found changed in the origin behind the gateway."
+        )
+        self.origin_outage_answers = counter(
+            "read_origin_outage_answers", "requests", "Answers given without the origin because it was away."
+        )
+
+    def _declare_memory(self) -> None:
+        counter, computed = self._counter, self._computed
+        self.memory_limit_bytes = computed("memory_limit_bytes", "bytes", "The memory budget.")
+        self.memory_used_bytes = computed(
+            "memory_used_bytes", "bytes", "Used part of the budget, by use.", "use"
+        )
+        self.memory_wasted_bytes = computed(
+            "memory_wasted_bytes", "bytes", "Bytes of slabs in use that hold no body."
+        )
+        self.evictions = counter("memory_evictions", "bodies", "Bodies evicted.")
+        self.evicted_bytes = counter("memory_evicted_bytes", "bytes", "Bytes evicted.")
+        self.refused_admissions = counter(
+            "memory_refused_admissions",
+            "writes",
+            "Writes for which memory had no room, and what was done.",
+            "then",
+        )
+        self.reaped_pins = counter("memory_reaped_pins", "pins", "Pins taken back from dead processes.")
+        self.integrity_failures = counter(
+            "memory_integrity_failures",
+            "blocks",
+            "Blocks whose bytes did not match their checksum.",
+            "source",
+        )
+        self.directory_objects = computed("directory_objects", "objects", "Known keys, by state.", "state")
+        self.directory_uploads = computed(
+            "directory_uploads", "uploads", "Multipart uploads of clients in progress."
+        )
+        self.directory_used_bytes = computed("directory_used_bytes", "bytes", "Size of the directory.")
+        self.conflicts = counter("directory_conflicts", "commits", "Commits that had to be decided again.")
+
+    def _declare_writeback(self) -> None:
+        counter, computed = self._counter, self._computed
+        self.pending_writes = computed(
+            "writeback_pending_writes", "writes", "Writes that the origin does not hold yet.", "kind"
+        )
+        self.pending_bytes = computed(
+            "writeback_pending_bytes", "bytes", "Bytes the origin does not hold yet."
+        )
+        self.oldest_pending_seconds = computed(
+            "writeback_oldest_pending_seconds", "seconds", "Age of the oldest write the origin lacks."
+        )
+        self.quarantined_writes = computed(
+            "writeback_quarantined_writes", "writes", "Writes set aside since the origin refused them."
+        )
+        self.fenced_writes = computed(
+            "writeback_fenced_writes", "writes", "Writes that wait for others before them.", "role"
+        )
+        self.writebacks = counter("writeback_writes", "writes", "Write-backs that ended.", "kind", "outcome")
+        self.writeback_seconds = self._seconds(
+            "writeback_duration", "Time from the start of a write-back to its end.", "kind"
+        )
+        self.persist_seconds = self._seconds(
+            "writeback_persist_delay", "Time from a commit until the origin held it.", "role"
+        )
+        self.persisted_bytes = counter("writeback_persisted_bytes", "bytes", "Bytes the origin took over.")
+        self.writeback_retries = counter("writeback_retries", "writes", "Write-backs put off after a fault.")
+        self.superseded_writes = counter(
+            "writeback_superseded_writes", "writes", "Write-backs given up for a newer write of the key."
+        )
+        self.quarantines = counter("writeback_quarantines", "writes", "Writes the origin refused for good.")
+        self.withdrawals = counter("writeback_withdrawals", "markers", "Markers taken away from the origin.")
+        self.aborted_uploads = counter(
+            "writeback_aborted_uploads", "uploads", "Superseded uploads aborted in the origin."
+        )
+        self.through_writes = counter(
+            "writeback_through_writes", "writes", "Writes put through to the origin, by reason.", "reason"
+        )
+        self.slowed_writes = counter(
+            "writeback_slowed_writes", "writes", "Writes slowed down by the loss bound."
+        )
+        self.refused_writes = counter(
+            "writeback_refused_writes", "writes", "Writes refused by the loss bound."
+        )
+
+    def _declare_origin(self) -> None:
+        counter = self._counter
+        self.origin_requests = counter(
+            "origin_requests", "requests", "Tries of requests to the origin.", "operation", "status"
+        )
+        self.origin_seconds = self._seconds(
+            "origin_request_duration", "Time of one try, to its last byte.", "operation"
+        )
+        self.origin_retries = counter("origin_retries", "requests", "Tries after the first.", "operation")
+        self.origin_exhausted = counter(
+            "origin_exhausted", "requests", "Requests given up after all tries.", "operation"
+        )
+        self.origin_up = self._computed("origin_up", "state", "1 if the origin answered lately, else 0.")
+
+    def _declare_node(self) -> None:
+        self.restarts = self._counter(
+            "node_restarts", "processes", "Processes that died and were started again.", "role"
+        )
+        self.scrape_faults = self._counter(
+            "observe_scrape_faults", "sources", "Sources that could not be read during a scrape."
+        )
+
+    def _declare(
+        self,
+        name: str,
+        kind: MetricKind,
+        unit: str,
+        text: str,
+        labels: tuple[str, ...],
+        computed: bool = False,
+    ) -> Metric:
+        full = f"tiergate_{name}"
+        if full in self.declared:
+            raise InvariantError("metric declared twice", metric=full)
+        buckets = _SECONDS if kind is MetricKind.HISTOGRAM else ()
+        metric = Metric(full, kind, text, unit, labels, Stability.EXPERIMENTAL, buckets, computed)
+        self.declared[full] = metric
+        if not labels and not computed:
+            self.store.add(metric, 0.0, ())  # so that it shows as 0 before its first event
+        return metric
+
+    def _counter(self, name: str, unit: str, text: str, *labels: str) -> Counter:
+        return Counter(self._declare(f"{name}_total", MetricKind.COUNTER, unit, text, labels), self.store)
+
+    def _gauge(self, name: str, unit: str, text: str, *labels: str) -> Gauge:
+        return Gauge(self._declare(name, MetricKind.GAUGE, unit, text, labels), self.store)
+
+    def _computed(self, name: str, unit: str, text: str, *labels: str) -> Computed:
+        return Computed(self._declare(name, MetricKind.GAUGE, unit, text, labels, computed=True))
+
+    def _seconds(self, name: str, text: str, *labels: str) -> Histogram:
+        metric = self._declare(f"{name}_seconds", MetricKind.HISTOGRAM, "seconds", text, labels)
+        return Histogram(metric, self.store)
+
+
+def render_reference() -> str:
+    """METRICS.md: every metric with its kind, unit, labels and meaning."""
+    rows = [
+        "# Metrics",
+        "",
+        "Generated from the declarations in `tiergate.observe.metrics`; do not edit.",
+        "",
+        "`/metrics` on the admin address shows the sum over the processes of a node, as Prometheus text.",
+        "Counters go on when a process is restarted and start anew with the node. A *stable* metric keeps",
+        "its name and meaning within a major version; an *experimental* one may still change.",
+        "",
+        "| metric | kind | unit | labels | stability | meaning |",
+        "|---|---|---|---|---|---|",
+    ]
+    for metric in Metrics().declared.values():
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        cells = (f"`{metric.name}`", metric.kind, metric.unit, labels, metric.stability, metric.help)
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"

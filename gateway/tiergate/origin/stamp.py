@@ -1,0 +1,53 @@
+"""The identity of a version, carried as one metadata header of the origin's object (promise P6). Pure.
+
+A node that forgot a version derives ETag and time from it again. The header is hidden from clients.
+"""
+
+import re
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+from tiergate.model import Version
+
+STAMP_METADATA = "tiergate"
+STAMP_HEADER = "x-amz-meta-tiergate"
+
+METADATA_LIMIT_BYTES = 2048
+"""Names and values of user metadata together:
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingMetadata.html"""
+
+_STAMP = re.compile(r"1;(?P<uid>[0-9A-Za-z._-]{1,64});(?P<etag>[!#-:<-~]{0,200});(?P<modified_s>[0-9]{1,12})")
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What the gateway wrote of a version beside its bytes. `modified_s` are Unix seconds."""
+
+    uid: str
+    etag: str
+    modified_s: int
+
+
+def stamp_header(version: Version) -> dict[str, str]:
+    """The header that stamps `version`; empty where user metadata leaves no room for it."""
+    value = f"1;{version.uid};{version.etag};{version.modified_s}"
+    size_bytes = len(STAMP_METADATA) + len(value)
+    size_bytes += sum(len(name.encode()) + len(text.encode()) for name, text in version.metadata.items())
+    return {STAMP_HEADER: value} if size_bytes <= METADATA_LIMIT_BYTES else {}
+
+
+def parse_stamp(value: str) -> Stamp | None:
+    """The stamp in a header's value; None for a value that the gateway did not write."""
+    found = _STAMP.fullmatch(value.strip())
+    return Stamp(found["uid"], found["etag"], int(found["modified_s"])) if found else None
+
+
+def read_stamp(metadata: MutableMapping[str, str]) -> Stamp | None:
+    """Take the stamp out of an object's user metadata (names without `x-amz-meta-`).
+
+    A value under the stamp's name that is no stamp is the user's own and stays.
+    """
+    stamp = parse_stamp(metadata.get(STAMP_METADATA, ""))
+    if stamp is not None:
+        del metadata[STAMP_METADATA]
+    return stamp

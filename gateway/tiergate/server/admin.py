@@ -1,0 +1,150 @@
+"""The admin address: health, readiness, metrics, status, and the few things an operator may ask for."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from aiohttp import web
+
+from tiergate import __version__
+from tiergate.child import ChildContext
+from tiergate.engine.rooms import Rooms
+from tiergate.errors import TiergateError
+from tiergate.model import ObjectName, Pending
+from tiergate.observe.exposition import CONTENT_TYPE, Scrape
+from tiergate.observe.metrics import Reading
+from tiergate.writeback.uploader import Uploader
+
+SHOWN_COUNT = 100
+"""How many pending, fenced or quarantined writes a status names; it always counts all."""
+
+
+class Admin:
+    """Answers on the admin address. It is not reachable through the S3 port."""
+
+    def __init__(self, context: ChildContext, rooms: Rooms, uploader: Uploader) -> None:
+        self._context = context
+        self._rooms = rooms
+        self._uploader = uploader
+        self._scrape = Scrape(context.folders.metrics, rooms.metrics, (self._readings,))
+
+    def app(self) -> web.Application:
+        """The routes."""
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/healthz", self._healthz),
+                web.get("/readyz", self._readyz),
+                web.get("/metrics", self._metrics),
+                web.get("/status", self._status),
+                web.post("/retry", self._retry),
+            ]
+        )
+        return app
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        """Ready means: state can be read and written back. An origin outage does not make a node unready: it goes on
+        serving and acknowledging from memory."""
+        try:
+            await self._rooms.directory.counts()
+        except TiergateError as error:
+            return web.json_response({"status": "not ready", "reason": error.message}, status=503)
+        return web.json_response({"status": "ready"})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=await self._scrape.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return web.json_response(await self._report())
+
+    async def _retry(self, request: web.Request) -> web.Response:
+        """Release quarantined writes, all or those of one bucket or key, so that they are tried again now."""
+        bucket, key = request.query.get("bucket"), request.query.get("key")
+        released = 0
+        for write in await self._rooms.directory.pending():
+            fits = bucket in (None, write.name.bucket) and key in (None, write.name.key)
+            if write.quarantined and fits:
+                await self._rooms.directory.quarantine(write.name, write.uid, "")
+                released += 1
+        self._uploader.retry_now()
+        return web.json_response({"released": released})
+
+    async def _report(self) -> dict[str, Any]:
+        settings, memory = self._rooms.settings, self._rooms.memory.stats()
+        pending = await self._rooms.directory.pending()
+        now_s = self._rooms.clock.wall_s()
+        quarantined = [write for write in pending if write.quarantined]
+        held_back = self._uploader.held_back(pending)
+        oldest_s = await self._rooms.directory.oldest_pending_s()
+        return {
+            "version": __version__,
+            "listen": str(self._context.listen_address),
+            "origin": settings.origin or "AWS",
+            "objects": await self._rooms.directory.counts(),
+            "memory": {
+                "limit_bytes": settings.memory_limit_bytes,
+                "slab_bytes": memory.slab_bytes,
+                "used_bytes": memory.used_bytes,
+                "dirty_bytes": memory.dirty_bytes,
+                "clean_bytes": memory.clean_bytes,
+                "receiving_bytes": memory.receiving_bytes,
+                "pinned_bytes": memory.pinned_bytes,
+                "available_bytes": memory.available_bytes,
+                "bodies": memory.bodies,
+                "evictions": memory.evictions,
+            },
+            "writeback": {
+                "pending": len(pending),
+                "pending_bytes": sum(write.size_bytes for write in pending),
+                "oldest_age_s": round(now_s - oldest_s, 3) if oldest_s is not None else 0.0,
+                "in_flight": self._uploader.in_flight_count,
+                "writes": [shown(write, now_s) for write in pending[:SHOWN_COUNT]],
+                "fenced": [
+                    shown(write, now_s) | {"waits": str(blocked)} for write, blocked in held_back[:SHOWN_COUNT]
+                ],
+                "quarantined": [
+                    shown(write, now_s) | {"reason": write.quarantined} for write in quarantined[:SHOWN_COUNT]
+                ],
+            },
+        }
+
+    async def _readings(self) -> Iterable[Reading]:
+        metrics, memory = self._rooms.metrics, self._rooms.memory.stats()
+        pending = await self._rooms.directory.pending()
+        counts = await self._rooms.directory.counts()
+        oldest_s = await self._rooms.directory.oldest_pending_s()
+        age_s = self._rooms.clock.wall_s() - oldest_s if oldest_s is not None else 0.0
+        kinds = {kind: sum(1 for write in pending if write.kind == kind) for kind in ("put", "delete")}
+        return [
+            metrics.memory_limit_bytes.reading(self._rooms.settings.memory_limit_bytes),
+            metrics.memory_used_bytes.reading(memory.dirty_bytes, "dirty"),
+            metrics.memory_used_bytes.reading(memory.clean_bytes, "clean"),
+            metrics.memory_used_bytes.reading(memory.receiving_bytes, "receiving"),
+            metrics.pending_bytes.reading(sum(write.size_bytes for write in pending)),
+            metrics.oldest_pending_seconds.reading(max(0.0, age_s)),
+            metrics.quarantined_writes.reading(sum(1 for write in pending if write.quarantined)),
+            metrics.directory_uploads.reading(counts["uploads"]),
+            *(metrics.pending_writes.reading(count, kind) for kind, count in kinds.items()),
+            *(
+                metrics.directory_objects.reading(counts[state], state)
+                for state in ("dirty", "clean", "tombstone")
+            ),
+        ]
+
+
+def shown(write: Pending, now_s: float) -> dict[str, Any]:
+    """A pending write as status shows it."""
+    return {
+        "uri": uri(write.name),
+        "kind": str(write.kind),
+        "role": str(write.role),
+        "size_bytes": write.size_bytes,
+        "age_s": round(now_s - write.committed_s, 3),
+    }
+
+
+def uri(name: ObjectName) -> str:
+    """The object as people write it."""
+    return f"s3://{name.bucket}/{name.key}"

@@ -1,0 +1,166 @@
+"""Bodies on the wire: a request's as it arrives, decoded and proved; an answer's as it leaves."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+from aiohttp import web
+from aiohttp.streams import StreamReader
+
+from tiergate.engine.calls import Framing
+from tiergate.errors import RequestError
+from tiergate.s3.checksums import BodyVerifier
+from tiergate.s3.chunked import ChunkedDecoder
+
+HASH_BATCH_BYTES = 1 << 20
+"""How much of a body is gathered before a hash that is slow leaves the event loop."""
+
+
+INLINE_HASH_BYTES = 64 << 10
+"""Up to this much is hashed where it is: a thread would cost more."""
+
+
+class ClientGoneError(ConnectionError):
+    """The client closed the connection in the middle of its request: nobody is left to answer."""
+
+
+class WireBody:
+    """A request body read from one aiohttp connection (implements `engine.calls.IncomingBody`).
+
+    The `100 Continue` a client may wait for is sent when somebody first reads: an early refusal comes before it.
+    """
+
+    def __init__(
+        self,
+        request: web.BaseRequest,
+        size_bytes: int | None,
+        wire_bytes: int | None,
+        decoder: ChunkedDecoder | None,
+        verifier: BodyVerifier,
+        framing: Framing,
+        signed: bool,
+        idle_timeout_s: float,
+    ) -> None:
+        self._request = request
+        self._size_bytes = size_bytes
+        self._wire_bytes = wire_bytes
+        self._decoder = decoder
+        self._verifier = verifier
+        self._framing = framing
+        self._signed = signed
+        self._idle_timeout_s = idle_timeout_s
+        self._batch: list[bytes | memoryview] = []
+        self._batched_bytes = 0
+        self._hashing: asyncio.Future[None] | None = None
+
+    @property
+    def size_bytes(self) -> int | None:
+        return self._size_bytes
+
+    @property
+    def framing(self) -> Framing:
+        return self._framing
+
+    async def pieces(self) -> AsyncIterator[bytes | memoryview]:
+        wire, decoded = 0, 0
+        await self._continue()
+        async for data in self._arriving():
+            wire += len(data)
+            for piece in await self._decode(data):
+                decoded += len(piece)
+                if self._size_bytes is not None and decoded > self._size_bytes:
+                    raise RequestError("IncompleteBody", "The request body is longer than declared")
+                self._verifier.update_cheap(piece)
+                if self._verifier.expensive:
+                    await self._hash(piece)
+                yield piece
+        if self._decoder is not None:
+            self._decoder.finish()
+        if (self._wire_bytes is not None and wire != self._wire_bytes) or (
+            self._size_bytes is not None and decoded != self._size_bytes
+        ):
+            raise RequestError(
+                "IncompleteBody",
+                "You did not provide the number of bytes specified by the Content-Length HTTP header",
+            )
+
+    async def _decode(self, data: bytes) -> Sequence[bytes | memoryview]:
+        if self._decoder is None:
+            return (data,)
+        if self._signed and len(data) > INLINE_HASH_BYTES:
+            return await asyncio.to_thread(self._decoder.feed, data)
+        return self._decoder.feed(data)
+
+    async def verify(self) -> dict[str, str]:
+        await self._flush_hash()
+        if self._hashing is not None:
+            await self._hashing
+        return self._verifier.finish(self._decoder.trailers if self._decoder else {})
+
+    async def read(self, limit_bytes: int) -> bytes:
+        found = bytearray()
+        async for piece in self.pieces():
+            found += piece
+            if len(found) > limit_bytes:
+                raise RequestError("MaxMessageLengthExceeded", "Your request was too large.")
+        await self.verify()
+        return bytes(found)
+
+    async def _continue(self) -> None:
+        if self._request.headers.get("Expect", "").lower() == "100-continue":
+            transport = self._request.transport
+            if transport is None:
+                raise ClientGoneError("connection lost")
+            transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    async def _arriving(self) -> AsyncIterator[bytes]:
+        content: StreamReader = self._request.content
+        while True:
+            try:
+                async with asyncio.timeout(self._idle_timeout_s):
+                    data = await content.readany()
+            except TimeoutError as error:
+                raise RequestError(
+                    "RequestTimeout",
+                    "Your socket connection to the server was not read from or written to within the timeout period.",
+                ) from error
+            except web.RequestPayloadError as error:
+                if self._request.transport is None or self._request.transport.is_closing():
+                    raise ClientGoneError("connection lost") from error
+                raise RequestError("IncompleteBody", "The request body is malformed") from error
+            if not data:
+                return
+            yield data
+
+    async def _hash(self, piece: bytes | memoryview) -> None:
+        self._batch.append(piece)
+        self._batched_bytes += len(piece)
+        if self._batched_bytes >= HASH_BATCH_BYTES:
+            await self._flush_hash()
+
+    async def _flush_hash(self) -> None:
+        """Hash what is gathered in a thread, one batch at a time, while the next one arrives."""
+        if not self._batch:
+            return
+        batch, size = self._batch, self._batched_bytes
+        self._batch, self._batched_bytes = [], 0
+        if self._hashing is not None:
+            await self._hashing
+            self._hashing = None
+        if size <= INLINE_HASH_BYTES:
+            update_all(self._verifier, batch)
+        else:
+            loop = asyncio.get_running_loop()
+            self._hashing = loop.run_in_executor(None, update_all, self._verifier, batch)
+
+    async def close(self) -> None:
+        """Wait for a hash that is still running, whatever became of the request."""
+        if self._hashing is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._hashing
+
+
+def update_all(verifier: BodyVerifier, batch: list[bytes | memoryview]) -> None:
+    """Feed the slow hashes; runs in a thread."""
+    for piece in batch:
+        verifier.update_expensive(piece)

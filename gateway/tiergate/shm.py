@@ -1,0 +1,152 @@
+"""What a process of this node needs to map the bytes that others received: the slab file and process leases.
+
+Both rest on the kernel alone: pages of the slab file belong to the file system, so they outlive every
+process, and a lease is a file lock, so it ends with its process, however that ends.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+import secrets
+from pathlib import Path
+from typing import Self
+
+from tiergate.errors import InvariantError, MemoryFullError
+
+ALIGNMENT_BYTES = 512
+"""Extents of the slab file start and end at multiples of this."""
+
+_UNBORN_SUFFIX = ".new"
+
+
+class SlabFile:
+    """The one file that holds the bytes of all bodies, mapped whole.
+
+    The file is as long as it may ever become, but only the part that `grow` allocated may be touched:
+    writing to a hole of a full tmpfs kills the process with SIGBUS. Pages are used again while they are
+    warm and never given back. Which part is allocated and who uses it is the inventory's knowledge, not
+    this class's.
+    """
+
+    def __init__(self, path: Path, size_bytes: int, *, writable: bool = True) -> None:
+        """Map `size_bytes` of the file, making it (and making it longer) if `writable`.
+
+        Raises:
+            OSError: the file cannot be opened, lengthened or mapped.
+        """
+        flags = (os.O_RDWR | os.O_CREAT) if writable else os.O_RDONLY
+        self._descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        try:
+            if writable and os.fstat(self._descriptor).st_size < size_bytes:
+                os.ftruncate(self._descriptor, size_bytes)
+            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+            self._whole = memoryview(mmap.mmap(self._descriptor, size_bytes, access=access))
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """Bytes [offset, offset + length), writable if the file is. The caller must know them to be
+        allocated.
+
+        Raises:
+            InvariantError: the range reaches past the mapping.
+        """
+        found = self._whole[offset : offset + length]
+        if len(found) != length:
+            raise InvariantError("a view past the end of the slabs", offset=offset, length=length)
+        return found
+
+    def grow(self, offset: int, length: int) -> None:
+        """Allocate [offset, offset + length); what is allocated already stays as it is.
+
+        Raises:
+            MemoryFullError: the file system has no room.
+        """
+        try:
+            os.posix_fallocate(self._descriptor, offset, length)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
+                raise MemoryFullError("the memory file system is full", length=length) from error
+            raise
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What the file system really holds of the file."""
+        return os.fstat(self._descriptor).st_blocks * 512
+
+    def close(self) -> None:
+        """Let go of the file. The mapping goes with the last view that somebody still has."""
+        self._whole.release()
+        os.close(self._descriptor)
+
+
+class ProcessLease:
+    """Proof that a process lives: a locked file named by a random token. The kernel drops the lock at its
+    death.
+
+    The lock belongs to the open file, so a process that forks without exec shares it with its child: take
+    the lease after the process has started.
+    """
+
+    def __init__(self, folder: Path, token: str, descriptor: int) -> None:
+        self._folder = folder
+        self._descriptor = descriptor
+        self.token = token
+
+    @classmethod
+    def acquire(cls, folder: Path) -> Self:
+        """A new lease in `folder` (made if absent) with a random token.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            token = secrets.token_hex(8)
+            # Locked before it has its name, so nobody ever sees an unlocked file of a living process.
+            unborn = folder / f"{token}{_UNBORN_SUFFIX}"
+            descriptor = os.open(unborn, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                os.rename(unborn, folder / token)
+            except FileNotFoundError:
+                os.close(descriptor)  # `sweep` took it for a leftover; try another one
+                continue
+            except BaseException:
+                os.close(descriptor)
+                raise
+            return cls(folder, token, descriptor)
+
+    @classmethod
+    def is_alive(cls, folder: Path, token: str) -> bool:
+        """Whether the process that acquired `token` lives and has not released it."""
+        return _is_locked(folder / token)
+
+    @classmethod
+    def sweep(cls, folder: Path) -> None:
+        """Remove the files of dead leases."""
+        for path in folder.iterdir():
+            if not _is_locked(path):
+                path.unlink(missing_ok=True)
+
+    def release(self) -> None:
+        """End the lease; from now on its token counts as dead."""
+        (self._folder / self.token).unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        # Shared, so that two processes that look at the same time do not take each other for the owner.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,1 @@
+"""Public test kit: real origins to test against, with faults at chosen places."""

@@ -1,0 +1,295 @@
+"""Sends one pending write to the origin: conditional on what it replaces, resumable, checked before it leaves.
+
+The steps that can be seen in the origin happen inside `visible(...)`, which the uploader grants by the fence.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+
+from tiergate.clock import Clock
+from tiergate.directory.base import Directory
+from tiergate.errors import FencedError, IntegrityError, OriginRefusedError, OriginTemporaryError
+from tiergate.memory.memory import Memory, Pin
+from tiergate.model import NO_BASE, UNKNOWN_BASE, ObjectName, OriginUpload, Part, Pending, Version
+from tiergate.observe.metrics import Metrics
+from tiergate.origin.client import Condition, OriginClient
+from tiergate.origin.stamp import stamp_header
+from tiergate.s3.checksums import bodies_crc64nvme, block_checksum
+from tiergate.writeback.withdrawal import Withdrawals
+
+SEND_BYTES = 1 << 20
+"""Piece handed to a socket at a time."""
+
+REBASE_ATTEMPTS_COUNT = 4
+"""How often one try goes on after finding that the origin changed under it."""
+
+INTENT_SLACK_S = 60.0
+"""Clock difference to the origin that is allowed for when an upload is looked for by its start."""
+
+Visible = Callable[[Pending], AbstractAsyncContextManager[None]]
+
+
+class ForeignVersionError(OriginRefusedError):
+    """A conditional write lost: the origin holds somebody else's version."""
+
+
+@dataclass(frozen=True, slots=True)
+class SenderSettings:
+    """`part_concurrency_count` parts of one object travel at a time; `send_checksums` to an origin that knows them."""
+
+    part_concurrency_count: int
+    send_checksums: bool
+
+
+class Sender:
+    """Does the work of one pending write; holds nothing between calls."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        memory: Memory,
+        origin: OriginClient,
+        withdrawals: Withdrawals,
+        clock: Clock,
+        metrics: Metrics,
+        settings: SenderSettings,
+    ) -> None:
+        self._directory = directory
+        self._memory = memory
+        self._origin = origin
+        self._withdrawals = withdrawals
+        self._clock = clock
+        self._metrics = metrics
+        self._settings = settings
+
+    async def delete(self, write: Pending, visible: Visible) -> None:
+        """Carry out a pending deletion.
+
+        Raises:
+            OriginError: as the origin client.
+            FencedError: the key was written again meanwhile.
+        """
+        write = await self._directory.begin(write.name, write.uid, write.base)
+        await self._abort_leftovers(write)
+        async with visible(write):
+            if write.base != NO_BASE:
+                await self._withdrawals.clear_way(write.name)
+            await self._origin.delete_object(write.name)
+        await self._directory.persisted(write.name, write.uid, "", self._clock.wall_s())
+
+    async def put(self, write: Pending, visible: Visible) -> None:
+        """Bring a pending version into the origin and mark it clean.
+
+        Raises:
+            OriginError: as the origin client; OriginRefusedError is for good.
+            ForeignVersionError: a conditional write lost against a writer behind the gateway.
+            FencedError: the version was superseded meanwhile.
+            IntegrityError: the bytes in memory are not those that were acknowledged.
+        """
+        version = await self._version(write)
+        with ExitStack() as pins:
+            held = [pins.enter_context(pin_part(self._memory, part)) for part in version.parts]
+            await verify(version.parts, held)
+            for _ in range(REBASE_ATTEMPTS_COUNT):
+                write, landed = await self._ground(write)
+                if landed is None:
+                    landed = await self._attempt(write, version, held, visible)
+                if landed is not None:
+                    break
+            else:
+                raise OriginTemporaryError("the origin's object keeps changing", key=write.name.key)
+        await self._landed(write, version, landed)
+
+    async def _landed(self, write: Pending, version: Version, origin_etag: str) -> None:
+        await self._directory.persisted(write.name, write.uid, origin_etag, self._clock.wall_s())
+        self._memory.clean(version.uid, [part.body.uid for part in version.parts])
+        self._metrics.persisted_bytes.inc(version.size_bytes)
+
+    async def _version(self, write: Pending) -> Version:
+        seen = await self._directory.get(write.name)
+        version = seen.record.version if seen.record else None
+        if version is None or version.uid != write.uid:
+            raise FencedError("superseded", key=write.name.key)
+        return version
+
+    async def _ground(self, write: Pending) -> tuple[Pending, str | None]:
+        """Know what the origin holds before sending; the ETag if it is this very version already (a crash, or a lost
+        answer, after it landed)."""
+        base = write.base
+        if base == UNKNOWN_BASE or write.begun:
+            there = await self._origin.head_object(write.name)
+            if there is not None and there.stamp is not None and there.stamp.uid == write.uid:
+                return write, there.etag
+            found = there.etag if there else NO_BASE
+            if found != base and base != UNKNOWN_BASE and write.conditional:
+                raise ForeignVersionError(412, "PreconditionFailed", "the origin holds a foreign version")
+            base = found
+        return await self._directory.begin(write.name, write.uid, base), None
+
+    async def _attempt(
+        self, write: Pending, version: Version, held: Sequence[Pin | None], visible: Visible
+    ) -> str | None:
+        """One try; the origin's ETag, or None if the origin changed meanwhile and the ground must be taken anew."""
+        condition = Condition.if_match(write.base) if write.base else Condition.if_absent()
+        await self._abort_leftovers(write)
+        try:
+            if version.multipart:
+                return await self._multipart(write, version, held, condition, visible)
+            async with visible(write):
+                await self._clear_way(write)
+                answer = await self._origin.put_object(
+                    write.name,
+                    version.size_bytes,
+                    stream(version.parts, held),
+                    self._headers(version) | self._object_checksum(version),
+                    condition,
+                )
+                return answer.etag
+        except OriginRefusedError as refused:
+            if refused.status == 412 or (refused.status == 404 and write.base and refused.code == "NoSuchKey"):
+                return None
+            raise
+
+    async def _clear_way(self, write: Pending) -> None:
+        if write.base != NO_BASE:
+            await self._withdrawals.clear_way(write.name)
+
+    # -- multipart
+    async def _multipart(
+        self,
+        write: Pending,
+        version: Version,
+        held: Sequence[Pin | None],
+        condition: Condition,
+        visible: Visible,
+    ) -> str:
+        """The client's own parts, so that an all-exact object has S3's own ETag. Parts travel before their turn."""
+        upload_id, there = await self._resume(write, version)
+        slots = asyncio.Semaphore(self._settings.part_concurrency_count)
+
+        async def send(part: Part, pin: Pin | None) -> tuple[int, str]:
+            known = there.get(part.number)
+            if known is not None and known[1] == part.body.size_bytes:
+                return part.number, known[0]
+            async with slots:
+                headers = self._part_checksum(part) if self._settings.send_checksums else {}
+                etag = await self._origin.upload_part(
+                    write.name, upload_id, part.number, part.body.size_bytes, stream((part,), (pin,)), headers
+                )
+            return part.number, etag
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(send(part, pin)) for part, pin in zip(version.parts, held, strict=True)
+            ]
+        async with visible(write):
+            await self._clear_way(write)
+            answer = await self._origin.complete_multipart_upload(
+                write.name, upload_id, [task.result() for task in tasks], {}, condition
+            )
+        return answer.etag
+
+    async def _resume(self, write: Pending, version: Version) -> tuple[str, dict[int, tuple[str, int]]]:
+        """The upload to go on with, and the parts it holds: {number: (etag, size)}."""
+        upload = write.upload
+        if upload is not None and upload.upload_id:
+            parts = await self._origin.list_parts(write.name, upload.upload_id)
+            if parts is not None:
+                return upload.upload_id, {number: (etag, size) for number, etag, size in parts}
+        elif upload is not None:
+            await self.abort_unnamed(write.name, upload)
+        started_s = self._clock.wall_s()
+        await self._directory.note_upload(write.name, write.uid, OriginUpload("", started_s))
+        headers = self._headers(version)
+        if self._settings.send_checksums and all(part.body.blocks for part in version.parts):
+            headers |= {"x-amz-checksum-algorithm": "CRC64NVME", "x-amz-checksum-type": "FULL_OBJECT"}
+        upload_id = await self._origin.create_multipart_upload(write.name, headers)
+        await self._directory.note_upload(write.name, write.uid, OriginUpload(upload_id, started_s))
+        return upload_id, {}
+
+    async def abort_unnamed(self, name: ObjectName, upload: OriginUpload) -> None:
+        """Abort uploads of exactly this key begun since an intent whose answer was lost."""
+        for key, upload_id, initiated_s in await self._origin.list_uploads(name.bucket, name.key):
+            if key == name.key and initiated_s >= upload.started_s - INTENT_SLACK_S:
+                await self._origin.abort_multipart_upload(name, upload_id)
+
+    async def abort(self, name: ObjectName, upload: OriginUpload) -> None:
+        """Abort an upload that no pending write needs; one that is gone already is fine."""
+        if upload.upload_id:
+            await self._origin.abort_multipart_upload(name, upload.upload_id)
+        else:
+            await self.abort_unnamed(name, upload)
+
+    async def _abort_leftovers(self, write: Pending) -> None:
+        """Superseded uploads go before the new version lands, so that none can complete after it."""
+        for upload in write.leftovers:
+            await self.abort(write.name, upload)
+        if write.leftovers:
+            await self._directory.drop_leftovers(write.name, write.leftovers)
+
+    # -- headers
+    def _headers(self, version: Version) -> dict[str, str]:
+        headers = dict(version.headers)
+        headers |= {f"x-amz-meta-{name}": value for name, value in version.metadata.items()}
+        if version.tagging:
+            headers["x-amz-tagging"] = version.tagging
+        return headers | stamp_header(version)
+
+    def _object_checksum(self, version: Version) -> dict[str, str]:
+        if not self._settings.send_checksums or version.checksum_type != "FULL_OBJECT":
+            return {}
+        return {f"x-amz-checksum-{name}": value for name, value in list(version.checksums.items())[:1]}
+
+    def _part_checksum(self, part: Part) -> dict[str, str]:
+        value = bodies_crc64nvme((part.body,))
+        return {} if value is None else {"x-amz-checksum-crc64nvme": value}
+
+
+def pin_part(memory: Memory, part: Part) -> AbstractContextManager[Pin | None]:
+    """A pin on a part's bytes; None inside for an empty part.
+
+    Raises:
+        IntegrityError: they are not in memory.
+    """
+    if part.body.size_bytes == 0:
+        return nullcontext()
+    pin = memory.pin(part.body.uid)
+    if pin is None:
+        raise IntegrityError("the bytes are not in memory", body=part.body.uid)
+    return pin
+
+
+async def verify(parts: Sequence[Part], held: Sequence[Pin | None]) -> None:
+    """Check the bytes in memory against the checksums kept since ingest (promise P5).
+
+    Raises:
+        IntegrityError: a block is missing or differs.
+    """
+    for part, pin in zip(parts, held, strict=True):
+        for index in range(part.body.block_count):
+            views = pin.block(index) if pin is not None else None
+            if views is None:
+                raise IntegrityError("a block is missing in memory", body=part.body.uid, block=index)
+            expected = part.body.block_checksum(index)
+            if expected is None:
+                continue
+            value = 0
+            for view in views:
+                value = await asyncio.to_thread(block_checksum, view, value)
+            if value != expected:
+                raise IntegrityError("a block in memory was damaged", body=part.body.uid, block=index)
+
+
+def stream(parts: Sequence[Part], held: Sequence[Pin | None]) -> Callable[[], AsyncIterator[memoryview]]:
+    """The parts' bytes straight from memory, as often as a try needs them. Valid while the pins are held."""
+
+    async def pieces() -> AsyncIterator[memoryview]:
+        for part, pin in zip(parts, held, strict=True):
+            for index in range(part.body.block_count):
+                for view in (pin.block(index) if pin is not None else None) or ():
+                    for start in range(0, len(view), SEND_BYTES):
+                        yield view[start : start + SEND_BYTES]
+
+    return pieces

@@ -1,0 +1,146 @@
+"""The command line: exit statuses, and errors of one line each."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from tiergate import cli
+
+STATUS = {"ready": True, "memory": {"used_bytes": 3}, "quarantine": [{"key": "[red]k", "reason": "403"}]}
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+class _Admin(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = json.dumps(STATUS if self.path == "/status" else []).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def admin() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), _Admin) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_check_config_of_a_good_configuration_succeeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["check-config", "--memory-dir", str(tmp_path / "m"), "--memory-limit", "8MiB"]) == 0
+    assert capsys.readouterr().out == "configuration is valid\n"
+    assert not (tmp_path / "m").exists()
+
+
+def test_check_config_shows_values_and_sources_but_no_secret(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIERGATE_ACCESS_KEY_ID", "me")
+    monkeypatch.setenv("TIERGATE_SECRET_ACCESS_KEY", "very-secret")
+    words = ["check-config", "--show", "--memory-dir", str(tmp_path), "--memory-limit", "8MiB"]
+    assert cli.main(words) == 0
+    shown = capsys.readouterr().out
+    assert "memory_limit = 8MiB  # --memory-limit\n" in shown
+    assert "secret_access_key = ***  # TIERGATE_SECRET_ACCESS_KEY\n" in shown
+    assert "very-secret" not in shown
+
+
+def test_check_config_prints_one_line_for_each_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["check-config", "--workers", "x", "--memry-dir", "/x", "--listen=0.0.0.0:1"]
+    assert cli.main(words) == cli.EXIT_USAGE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
+        'tiergate: --workers: "x" is not a whole number',
+        "tiergate: --memry-dir: there is no such flag, did you mean --memory-dir?",
+        "tiergate: --listen: 0.0.0.0:1 is not a loopback address and clients need no credentials "
+        "(set TIERGATE_ACCESS_KEY_ID and TIERGATE_SECRET_ACCESS_KEY)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("folder", "limit", "message"),
+    [
+        ("{tmp}/file", "8MiB", "memory_dir: {tmp}/file is not a directory"),
+        ("{tmp}/m", "900TiB", "free for a memory_limit of 900TiB"),
+    ],
+)
+def test_check_config_looks_at_the_memory_folder(
+    folder: str, limit: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    words = ["check-config", "--memory-dir", folder.format(tmp=tmp_path), "--memory-limit", limit]
+    assert cli.main(words) == cli.EXIT_USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message.format(tmp=tmp_path) in line
+
+
+def test_serve_beyond_loopback_without_credentials_refuses_to_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["serve", "--listen", "0.0.0.0:0", "--memory-dir", str(tmp_path / "m")]
+    assert cli.main(words) == cli.EXIT_USAGE
+    assert "is not a loopback address" in capsys.readouterr().err
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize("words", [[], ["frobnicate"], ["serve", "--listen"]])
+def test_wrong_usage_is_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words) == cli.EXIT_USAGE
+    captured = capsys.readouterr()
+    assert len(captured.err.splitlines()) == 1
+    assert captured.err.startswith("tiergate: ")
+    assert captured.out == ""
+
+
+def test_status_prints_tables(admin: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status", "--admin-listen", admin]) == 0
+    shown = capsys.readouterr().out
+    for text in ("ready", "true", "memory", "used_bytes", "quarantine", "[red]k", "403"):
+        assert text in shown
+
+
+def test_status_json_is_what_the_node_said(admin: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status", "--json", "--admin-listen", admin]) == 0
+    assert json.loads(capsys.readouterr().out) == STATUS
+
+
+def test_status_of_a_node_on_port_0_asks_where_it_says(
+    admin: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "node.json").write_text(json.dumps({"admin": f"http://{admin}"}))
+    words = ["status", "--json", "--admin-listen", "127.0.0.1:0", "--memory-dir", str(tmp_path)]
+    assert cli.main(words) == 0
+    assert json.loads(capsys.readouterr().out) == STATUS
+
+
+def test_status_without_a_node_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["status", "--admin-listen", "127.0.0.1:0", "--memory-dir", str(tmp_path)]
+    assert cli.main(words) == cli.EXIT_UNREACHABLE
+    assert capsys.readouterr().err == f"tiergate: no node serves from {tmp_path}\n"
+
+
+def test_module_runs_as_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tiergate", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("tiergate ")

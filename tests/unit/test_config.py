@@ -1,0 +1,404 @@
+"""Settings: three sources in order of precedence, every kind of fault, the reference."""
+
+import os
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiergate import config
+from tiergate.config import DECLARATIONS, Address, ClientAuth, EtagMode, FenceMode, Machine, Secret, Settings
+from tiergate.config.machine import _ram_bytes  # pyright: ignore[reportPrivateUsage]
+from tiergate.config.values import format_duration, format_size, parse_duration, parse_size
+from tiergate.errors import ConfigError
+
+GIB = 1 << 30
+MACHINE = Machine(ram_bytes=64 * GIB, cores_count=9, user_id=1234)
+KEYS = {"TIERGATE_ACCESS_KEY_ID": "me", "TIERGATE_SECRET_ACCESS_KEY": "very-secret"}
+DOCS = Path(__file__).parents[2] / "gateway" / "docs"
+
+
+def read(
+    toml: str = "",
+    env: dict[str, str] | None = None,
+    flags: dict[str, str | list[str]] | None = None,
+    unknown: tuple[str, ...] = (),
+    *,
+    folder: Path | None = None,
+) -> config.Loaded:
+    path = None
+    if folder is not None:
+        path = folder / "node.toml"
+        path.write_text(toml)
+    return config.load(
+        config_file=path, environ=env or {}, flags=flags or {}, unknown_flags=unknown, machine=MACHINE
+    )
+
+
+def faults(
+    toml: str = "",
+    env: dict[str, str] | None = None,
+    flags: dict[str, str | list[str]] | None = None,
+    unknown: tuple[str, ...] = (),
+    *,
+    folder: Path | None = None,
+) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        read(toml, env, flags, unknown, folder=folder)
+    return caught.value.faults
+
+
+def test_defaults_come_from_the_machine() -> None:
+    settings = read().settings
+    assert settings.memory_dir == Path("/dev/shm/tiergate-1234")
+    assert settings.memory_limit_bytes == 16 * GIB
+    assert settings.workers_count == 4
+    assert settings.listen == Address("127.0.0.1", 9000)
+    assert settings.admin_listen == Address("127.0.0.1", 9001)
+    assert settings.client_auth is ClientAuth.NONE
+    assert settings.clock_skew_s == 900
+
+
+def test_workers_on_one_core_is_one() -> None:
+    loaded = config.load(environ={}, machine=replace(MACHINE, cores_count=1))
+    assert loaded.settings.workers_count == 1
+
+
+def test_flag_wins_over_environment_wins_over_file(tmp_path: Path) -> None:
+    toml = 'memory_limit = "1GiB"\nworkers = 2\nrevalidate = 1'
+    env = {"TIERGATE_MEMORY_LIMIT": "2GiB", "TIERGATE_WORKERS": "3"}
+    loaded = read(toml, env, {"memory_limit_bytes": "3GiB"}, folder=tmp_path)
+    assert loaded.settings.memory_limit_bytes == 3 * GIB
+    assert loaded.settings.workers_count == 3
+    assert loaded.settings.revalidate_s == 1
+    assert loaded.sources["memory_limit_bytes"] == "--memory-limit"
+    assert loaded.sources["workers_count"] == "TIERGATE_WORKERS"
+    assert loaded.sources["revalidate_s"] == f"{tmp_path / 'node.toml'}: revalidate"
+    assert loaded.sources["origin"] == "default"
+
+
+def test_file_named_by_the_environment_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text("workers = 7")
+    assert read(env={"TIERGATE_CONFIG": str(path)}).settings.workers_count == 7
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Settings)])
+def test_every_setting_comes_from_file_environment_and_flag(field: str, tmp_path: Path) -> None:
+    samples = {
+        "listen": "127.0.0.1:1",
+        "admin_listen": "[::1]:2",
+        "host_suffixes": "s3.local,s3.example",
+        "access_key_id": "me",
+        "secret_access_key": "secret",
+        "client_auth": "origin",
+        "memory_dir": "/x/y",
+        "origin": "http://10.0.0.1:3",
+        "region": "eu-central-1",
+        "conditional_writes": "off",
+        "fence": "strict",
+        "markers": "*.done",
+        "prefixes": "{uri = 's3://b/p/', exclusive = true}",
+        "log_level": "error",
+        "log_format": "json",
+        "origin_backoff_s": "7s",
+        "dirty_age_slow_s": "7s",
+        "writeback_part_bytes": "7MiB",
+        "writeback_multipart_bytes": "70MiB",
+    }
+    declaration = DECLARATIONS[field]
+    text = samples.get(field) or ("9MiB" if field.endswith("_bytes") else "77")
+    env = {name: value for name, value in KEYS.items() if field in ("access_key_id", "secret_access_key")}
+    flag_text = text
+    if declaration.is_secret:
+        (tmp_path / "secret").write_text(f"{text}\n")
+        flag_text = f"@{tmp_path / 'secret'}"
+    path = tmp_path / "node.toml"
+    path.write_text(f'{declaration.name} = "{text}"\n')
+    others = {name: value for name, value in env.items() if name != declaration.env}
+    given = [
+        config.load(config_file=path, environ=others, machine=MACHINE).settings,
+        config.load(environ=others | {declaration.env: text}, machine=MACHINE).settings,
+        config.load(environ=others, flags={field: flag_text}, machine=MACHINE).settings,
+    ]
+    values = [getattr(settings, field) for settings in given]
+    assert values[0] == values[1] == values[2]
+    assert values[0] != getattr(read().settings, field)
+
+
+def test_names_outside_are_unique_and_carry_no_unit() -> None:
+    names = [declaration.name for declaration in DECLARATIONS.values()]
+    assert len(set(names)) == len(names)
+    assert not [name for name in names if name.endswith(("_bytes", "_s", "_count"))]
+    assert {declaration.flag for declaration in DECLARATIONS.values()} >= {
+        "--listen",
+        "--admin-listen",
+        "--origin",
+        "--memory-dir",
+        "--memory-limit",
+        "--workers",
+    }
+
+
+def test_empty_variable_counts_as_absent() -> None:
+    assert read(env={"TIERGATE_ORIGIN": ""}).settings.origin == ""
+
+
+def test_variables_kubernetes_makes_for_a_service_are_no_fault() -> None:
+    env = {
+        "TIERGATE_SERVICE_HOST": "10.0.0.1",
+        "TIERGATE_SERVICE_PORT": "9000",
+        "TIERGATE_SERVICE_PORT_S3": "9000",
+        "TIERGATE_PORT": "tcp://10.0.0.1:9000",
+        "TIERGATE_PORT_9000_TCP": "tcp://10.0.0.1:9000",
+        "TIERGATE_PORT_9000_TCP_ADDR": "10.0.0.1",
+    }
+    assert read(env=env).settings == read().settings
+
+
+def test_all_faults_of_all_sources_are_reported_together(tmp_path: Path) -> None:
+    found = faults(
+        'memory_limit = "2G"\nworkrs = 3\nfence = "of"',
+        {"TIERGATE_LISTN": "x", "TIERGATE_WORKERS": "many"},
+        {"listen": "9000", "revalidate_s": "-1"},
+        ("--memry-dir=/x", "stray"),
+        folder=tmp_path,
+    )
+    path = tmp_path / "node.toml"
+    assert found == [
+        f'{path}: memory_limit: "2G" is not a size (such as 2GiB, 512MiB or a number of bytes)',
+        f"{path}: workrs: there is no such setting, did you mean workers?",
+        f'{path}: fence: "of" is not one of auto, strict, off',
+        "TIERGATE_LISTN: there is no such setting, did you mean TIERGATE_LISTEN?",
+        'TIERGATE_WORKERS: "many" is not a whole number',
+        '--listen: "9000" is not HOST:PORT (such as 127.0.0.1:9000, port 0 for any free one)',
+        '--revalidate: "-1" is not a duration (such as 60s, 5m, 6h or a number of seconds)',
+        "--memry-dir: there is no such flag, did you mean --memory-dir?",
+        '"stray": unexpected on the command line',
+    ]
+
+
+def test_overridden_fault_is_still_reported() -> None:
+    assert faults(env={"TIERGATE_WORKERS": "x"}, flags={"workers_count": "1"}) == [
+        'TIERGATE_WORKERS: "x" is not a whole number'
+    ]
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("workers =", "is not TOML: Invalid value (at end of document)"),
+        ("workers = true", "workers: True is not a whole number"),
+        ("workers = 0", "workers: 0 is out of bounds, at least 1 is needed"),
+        ("workers = 1000", "workers: 1000 is out of bounds, at most 256 is needed"),
+        ('memory_limit = "1KiB"', "memory_limit: 1KiB is out of bounds, at least 8MiB is needed"),
+        ('memory_limit = "1.0000000001KiB"', "is not a whole number of bytes"),
+        ('writeback_part = "1MiB"', "writeback_part: 1MiB is out of bounds, at least 5MiB is needed"),
+        ("revalidate = nan", "revalidate: nan is not a duration"),
+        ('memory_dir = "relative"', 'memory_dir: "relative" is not an absolute path'),
+        ('listen = "::1:9000"', "has an IPv6 address without brackets (write [::1]:9000)"),
+        ('listen = "[::x]:9000"', "has no valid IPv6 address in its brackets"),
+        ('listen = ":9000"', "has no host (write 0.0.0.0:9000 for all interfaces)"),
+        ('listen = "127.0.0.1:70000"', "is not HOST:PORT"),
+        ('listen = "a b:1"', "has no valid host"),
+        ('origin = "s3.example.com"', "is not an endpoint URL"),
+        ('origin = "ftp://s3.example.com"', "is not an endpoint URL"),
+        ('origin = "http://h/path"', "has more than scheme, host and port"),
+        ('origin = "http://h:x"', "is not a URL"),
+        ('origin = "http://me:pw@h"', "the URL holds credentials"),
+        ('client_auth = "maybe"', 'client_auth: "maybe" is not one of keys, none, origin'),
+        ("markers = [3]", "markers: 3 is not a text"),
+        ('host_suffixes = ["http://x"]', "is not a domain name"),
+        ("secret_access_key = 3", "secret_access_key: the value is not a text"),
+        ('prefix = "x"', "is not an inline table"),
+        ("[prefix]\nimmutable = true", 'prefix: uri: "" is not s3://BUCKET/PREFIX'),
+        ('[[prefix]]\nuri = "s3://"', "prefix: uri:"),
+        (
+            '[[prefix]]\nuri = "s3://b/"\nimutable = true',
+            '"imutable" is no key of a prefix, did you mean immutable?',
+        ),
+        ('[[prefix]]\nuri = "s3://b/"\netag = "md5"', 'prefix: etag: "md5" is not one of auto, exact'),
+        ('[[prefix]]\nuri = "s3://b/"\nexclusive = 1', "prefix: exclusive: 1 is neither true nor false"),
+        ('[[prefix]]\nuri = "s3://b/p"\n[[prefix]]\nuri = "s3://b/p"', '"s3://b/p" is given twice'),
+    ],
+)
+def test_fault_of_one_value_is_one_line_that_names_the_file(toml: str, message: str, tmp_path: Path) -> None:
+    (line,) = faults(toml, folder=tmp_path)
+    assert line.startswith(f"{tmp_path / 'node.toml'}: ")
+    assert message in line
+
+
+def test_file_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.toml"
+    with pytest.raises(ConfigError, match="cannot be read: No such file or directory"):
+        config.load(config_file=missing, environ={}, machine=MACHINE)
+
+
+def test_value_with_newlines_stays_one_line() -> None:
+    (line,) = faults(env={"TIERGATE_WORKERS": "1\n2\x1b[31m"})
+    assert line == 'TIERGATE_WORKERS: "1\\n2\\x1b[31m" is not a whole number'
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:9000", "[::]:9000", "10.1.2.3:9000", "node7:9000"])
+@pytest.mark.parametrize("field", ["listen", "admin_listen"])
+def test_address_beyond_loopback_without_credentials_is_refused(address: str, field: str) -> None:
+    (line,) = faults(flags={field: address, "admin_listen" if field == "listen" else "listen": "127.0.0.1:0"})
+    assert line.startswith(f"{DECLARATIONS[field].flag}: {address} is not a loopback address")
+    settings = read(env=KEYS, flags={field: address}).settings
+    assert settings.client_auth is ClientAuth.KEYS
+    assert str(getattr(settings, field)) == address
+    assert read(flags={field: address, "client_auth": "origin"}).settings.client_auth is ClientAuth.ORIGIN
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "127.9.9.9:1", "[::1]:0", "localhost:9000"])
+def test_loopback_address_needs_no_credentials(address: str) -> None:
+    assert str(read(flags={"listen": address}).settings.listen) == address
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"ACCESS_KEY_ID": "me"}, "TIERGATE_ACCESS_KEY_ID: is given without secret_access_key"),
+        ({"SECRET_ACCESS_KEY": "s"}, "TIERGATE_SECRET_ACCESS_KEY: is given without access_key_id"),
+        ({"CLIENT_AUTH": "keys"}, "TIERGATE_CLIENT_AUTH: `keys` needs TIERGATE_ACCESS_KEY_ID"),
+        (
+            {"LISTEN": "127.0.0.1:5", "ADMIN_LISTEN": "127.0.0.1:5"},
+            "TIERGATE_ADMIN_LISTEN: 127.0.0.1:5 is the same",
+        ),
+        ({"ORIGIN": "http://127.0.0.1:9000"}, "TIERGATE_ORIGIN: http://127.0.0.1:9000 is this node itself"),
+        ({"ORIGIN": "http://localhost:9001"}, "is this node itself (admin_listen is 127.0.0.1:9001)"),
+        ({"DIRTY_AGE_SLOW": "2h"}, "TIERGATE_DIRTY_AGE_SLOW: 2h is more than dirty_age_limit (30m)"),
+        ({"ORIGIN_BACKOFF": "1m"}, "TIERGATE_ORIGIN_BACKOFF: 1m is more than origin_backoff_max (20s)"),
+        (
+            {"WRITEBACK_PART": "65MiB"},
+            "TIERGATE_WRITEBACK_PART: 65MiB is more than writeback_multipart (64MiB)",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_a_fault(env: dict[str, str], message: str) -> None:
+    (line,) = faults(env={f"TIERGATE_{name}": value for name, value in env.items()})
+    assert message in line
+
+
+def test_default_gives_way_to_a_smaller_bound_that_is_given() -> None:
+    settings = read(env={"TIERGATE_DIRTY_AGE_LIMIT": "77s", "TIERGATE_WRITEBACK_MULTIPART": "6MiB"}).settings
+    assert settings.dirty_age_slow_s == 77
+    assert settings.writeback_part_bytes == 6 << 20
+    assert read(env={"TIERGATE_DIRTY_AGE_LIMIT": "0"}).settings.dirty_age_slow_s == 600
+
+
+@pytest.mark.parametrize("auth", ["none", "origin"])
+def test_keys_with_another_kind_of_authentication_are_a_fault(auth: str) -> None:
+    assert faults(env=KEYS, flags={"client_auth": auth}) == [
+        f"--client-auth: `{auth}` contradicts the access_key_id that is given"
+    ]
+
+
+def test_secret_as_a_plain_flag_is_refused_without_showing_it() -> None:
+    found = faults(env={"TIERGATE_ACCESS_KEY_ID": "me"}, flags={"secret_access_key": "very-secret"})
+    assert found == [
+        "--secret-access-key: a command line can be read by every user: "
+        "give @FILE, a TOML file or the environment"
+    ]
+
+
+def test_secret_never_shows_itself() -> None:
+    settings = read(env=KEYS).settings
+    secret = settings.secret_access_key
+    assert secret is not None
+    assert secret.reveal() == "very-secret"
+    for text in (repr(settings), str(secret), f"{secret}", repr(secret)):
+        assert "very-secret" not in text
+    assert secret == Secret("very-secret")
+    assert secret != Secret("another")
+
+
+def test_prefixes_take_over_from_the_node_and_the_longest_match_wins(tmp_path: Path) -> None:
+    toml = """
+    fence = "strict"
+    markers = ["*.done"]
+    [[prefix]]
+    uri = "s3://b/run/"
+    immutable = true
+    markers = ["END", "*.done"]
+    [[prefix]]
+    uri = "s3://b/run/deep/"
+    fence = "off"
+    etag = "exact"
+    [[prefix]]
+    uri = "s3://whole"
+    exclusive = true
+    """
+    settings = read(toml, folder=tmp_path).settings
+    run = settings.prefix_for("b", "run/x")
+    assert (run.immutable, run.fence, run.markers) == (True, FenceMode.STRICT, ("*.done", "END"))
+    deep = settings.prefix_for("b", "run/deep/x")
+    assert (deep.immutable, deep.fence, deep.etag) == (False, FenceMode.OFF, EtagMode.EXACT)
+    assert settings.prefix_for("whole", "any").exclusive
+    other = settings.prefix_for("b", "ru")
+    assert (other.bucket, other.prefix, other.fence, other.markers) == (
+        "b",
+        "",
+        FenceMode.STRICT,
+        ("*.done",),
+    )
+
+
+def test_prefix_flag_may_be_repeated_and_replaces_the_files(tmp_path: Path) -> None:
+    flags: dict[str, str | list[str]] = {"prefixes": ["{uri = 's3://b/1'}", "{uri = 's3://b/2'}"]}
+    settings = read('[[prefix]]\nuri = "s3://b/0"', flags=flags, folder=tmp_path).settings
+    assert [prefix.prefix for prefix in settings.prefixes] == ["1", "2"]
+
+
+def test_settings_survive_the_way_to_a_child() -> None:
+    flags: dict[str, str | list[str]] = {"prefixes": "{uri = 's3://b/1', immutable = true}", "markers": "a,b"}
+    settings = read(env=KEYS, flags=flags).settings
+    assert config.restore(config.dump(settings), Settings) == settings
+
+
+@given(st.integers(min_value=0, max_value=1 << 60))
+def test_size_reads_back_as_written(size_bytes: int) -> None:
+    assert parse_size(format_size(size_bytes)) == size_bytes == parse_size(str(size_bytes))
+
+
+@given(st.integers(min_value=0, max_value=100_000))
+def test_duration_reads_back_as_written(duration_s: int) -> None:
+    assert parse_duration(format_duration(float(duration_s))) == duration_s
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("2GiB", 2 << 30), ("512MiB", 512 << 20), ("1.5 kib", 1536), ("10MB", 10_000_000), ("7", 7), ("7B", 7)],
+)
+def test_size_units_are_exact(text: str, size_bytes: int) -> None:
+    assert parse_size(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "duration_s"),
+    [("250ms", 0.25), ("60s", 60), ("5m", 300), ("6h", 21600), ("1d", 86400), ("1.5", 1.5)],
+)
+def test_duration_units_are_exact(text: str, duration_s: float) -> None:
+    assert parse_duration(text) == duration_s
+
+
+def test_ram_of_a_container_is_its_limit(tmp_path: Path) -> None:
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    whole = _ram_bytes(tmp_path)
+    assert whole == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    write("sys/fs/cgroup/memory.max", "max\n")
+    assert _ram_bytes(tmp_path) == whole
+    write("proc/self/cgroup", "0::/pod/box\n")
+    write("sys/fs/cgroup/pod/memory.max", "4096\n")
+    write("sys/fs/cgroup/pod/box/memory.max", "max\n")
+    assert _ram_bytes(tmp_path) == 4096
+
+
+def test_reference_is_up_to_date() -> None:
+    """To renew it: write `tiergate.config.render_reference()` to gateway/docs/CONFIG.md."""
+    assert (DOCS / "CONFIG.md").read_text() == config.render_reference()
