@@ -151,6 +151,7 @@ def run_child(handoff_fd: int) -> int:
 
     Returns the exit status: 0, or 1 when the entry point failed (the node is told why).
     """
+    _die_with_parent()
     with os.fdopen(handoff_fd, "rb") as file:
         handoff = config.restore(file.read(), Handoff)
     if os.getppid() != handoff.parent_pid:

@@ -134,15 +134,11 @@ def _fail(status: int, *lines: str) -> int:
 
 # -- the command line
 def _parser() -> _Parser:
-    parser = _Parser(
-        prog="tiergate", description="An S3 gateway that keeps checkpoints in RAM.", allow_abbrev=False
-    )
+    parser = _Parser(prog="tiergate", description="An S3 gateway that keeps checkpoints in RAM.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"tiergate {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     serve = commands.add_parser("serve", help="start a node", allow_abbrev=False)
-    check = commands.add_parser(
-        "check-config", help="say what is wrong with a configuration", allow_abbrev=False
-    )
+    check = commands.add_parser("check-config", help="say what is wrong with a configuration", allow_abbrev=False)
     check.add_argument("--show", action="store_true", help="print every setting and where it comes from")
     status = commands.add_parser("status", help="show what a running node does", allow_abbrev=False)
     status.add_argument("--json", action="store_true", help="print JSON")
@@ -172,11 +168,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 def _load(options: argparse.Namespace, unknown: list[str]) -> Loaded:
     given = cast("Mapping[str, Any]", vars(options))
-    flags = {
-        field: given[f"setting_{field}"]
-        for field in DECLARATIONS
-        if given.get(f"setting_{field}") is not None
-    }
+    flags = {field: given[f"setting_{field}"] for field in DECLARATIONS if given.get(f"setting_{field}") is not None}
     return config.load(config_file=options.config, flags=flags, unknown_flags=unknown)
 
 

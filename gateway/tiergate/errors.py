@@ -102,8 +102,8 @@ class OriginRefusedError(OriginError):
 
 
 class OriginCredentialsError(OriginRefusedError):
-    """The origin does not take our credentials, or there are none. A rotation or an operator mends it, so whoever
-    would give up after a refusal tries again later instead."""
+    """The origin does not take our credentials, or there are none. A rotation or an operator mends it, so
+    whoever would give up after a refusal tries again later instead."""
 
     retry = Retry.LATER
 

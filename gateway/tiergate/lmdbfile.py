@@ -27,6 +27,9 @@ ORDERED_BYTES = MAX_KEY_BYTES - DIGEST_BYTES
 MAX_READERS = 1024
 """Read transactions of all processes of a node at one time."""
 
+_LOCK_FILE_BYTES = (MAX_READERS + 64) * 64
+"""A cache line for each reader, and the table's head."""
+
 
 def open_environment(
     path: Path, map_bytes: int, databases: int, *, preallocate: bool = False
@@ -43,6 +46,7 @@ def open_environment(
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
+        _allocate_locks(path / "lock.mdb")
         environment = lmdb.open(
             str(path),
             map_size=map_bytes,
@@ -63,6 +67,17 @@ def open_environment(
         environment.close()
         raise ConfigError(f"{path}: cannot prepare the LMDB environment: {error}") from error
     return environment
+
+
+def _allocate_locks(path: Path) -> None:
+    """Give the reader table its pages: LMDB maps it, and touching a hole of a full tmpfs kills with SIGBUS.
+
+    Only a new table, which nobody has open: closing any descriptor of the file would drop LMDB's own POSIX
+    locks of this process.
+    """
+    if not path.exists() or path.stat().st_size < _LOCK_FILE_BYTES:
+        path.touch()
+        _preallocate(path, _LOCK_FILE_BYTES)
 
 
 def _preallocate(path: Path, size_bytes: int) -> None:

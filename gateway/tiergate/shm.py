@@ -19,6 +19,12 @@ ALIGNMENT_BYTES = 512
 
 _UNBORN_SUFFIX = ".new"
 
+_POPULATE_WRITE = 23
+"""MADV_POPULATE_WRITE (Linux 5.14), which Python does not name."""
+
+_GRANULE_BYTES = 1 << 20
+"""Unit in which a process remembers what it has mapped; a multiple of the page size."""
+
 
 class SlabFile:
     """The one file that holds the bytes of all bodies, mapped whole.
@@ -41,7 +47,9 @@ class SlabFile:
             if writable and os.fstat(self._descriptor).st_size < size_bytes:
                 os.ftruncate(self._descriptor, size_bytes)
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-            self._whole = memoryview(mmap.mmap(self._descriptor, size_bytes, access=access))
+            self._map: mmap.mmap | None = mmap.mmap(self._descriptor, size_bytes, access=access)
+            self._whole = memoryview(self._map)
+            self._warm = bytearray(size_bytes // _GRANULE_BYTES)
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -71,6 +79,21 @@ class SlabFile:
                 raise MemoryFullError("the memory file system is full", length=length) from error
             raise
 
+    def warm(self, offset: int, length: int) -> None:
+        """Before a long write: map allocated bytes into this process in one go, which costs half as much as
+        page faults do. Only the first time it does anything."""
+        first, last = -(-offset // _GRANULE_BYTES), (offset + length) // _GRANULE_BYTES
+        if first >= last or self._map is None or all(self._warm[first:last]):
+            return
+        try:
+            self._map.madvise(_POPULATE_WRITE, first * _GRANULE_BYTES, (last - first) * _GRANULE_BYTES)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self._warm = bytearray(b"\1") * len(self._warm)  # Linux before 5.14: the page faults do it.
+            return
+        self._warm[first:last] = b"\1" * (last - first)
+
     @property
     def allocated_bytes(self) -> int:
         """What the file system really holds of the file."""
@@ -79,6 +102,7 @@ class SlabFile:
     def close(self) -> None:
         """Let go of the file. The mapping goes with the last view that somebody still has."""
         self._whole.release()
+        self._map = None
         os.close(self._descriptor)
 
 

@@ -1,5 +1,6 @@
 """The node's parent process with real children: deaths, restarts, stops, the lock and the ports."""
 
+import errno
 import json
 import os
 import re
@@ -18,6 +19,9 @@ from typing import IO, TypeVar
 import pytest
 
 import tiergate
+from tiergate import config
+from tiergate.child import ChildRole, Handoff
+from tiergate.config import Address
 from tiergate.observe.exposition import sum_files
 
 T = TypeVar("T")
@@ -140,7 +144,11 @@ def starter(tmp_path: Path) -> Iterator[Starter]:
         node.stdout.close()
     for node in starter.nodes:
         for pid in node.children:
-            eventually(f"child {pid} is gone", lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
+            try:
+                eventually(f"child {pid} is gone", lambda pid=pid: not is_alive(pid), 10.0)  # type: ignore[misc]
+            except AssertionError:
+                os.kill(pid, signal.SIGKILL)  # a failing test leaves nothing behind either
+                raise
 
 
 def test_serve_on_port_0_says_ready_once_with_real_addresses(starter: Starter) -> None:
@@ -185,6 +193,20 @@ def test_stubborn_worker_is_killed_after_the_grace(starter: Starter) -> None:
     assert "did not stop in time" in node.log.read_text()
 
 
+def test_port_is_closed_as_soon_as_the_workers_have_stopped(starter: Starter) -> None:
+    node = starter.ready(shutdown_grace_s="1h")
+    (starter.folder / "stubborn-background-0").touch()
+    node.process.send_signal(signal.SIGTERM)
+
+    def is_refused() -> bool:
+        with socket.socket() as connection:
+            return connection.connect_ex(node.listen) == errno.ECONNREFUSED
+
+    eventually("connections are refused", is_refused)
+    assert node.process.poll() is None
+    assert node.stop() == 0
+
+
 def test_second_signal_ends_a_stop_at_once(starter: Starter) -> None:
     node = starter.ready(shutdown_grace_s="1h")
     (starter.folder / "stubborn-worker-1").touch()
@@ -218,6 +240,41 @@ def test_parent_killed_while_children_start_leaves_none(starter: Starter) -> Non
     for pid in node.children:
         eventually(f"child {pid} is gone", lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
     starter.ready()
+
+
+def test_child_whose_parent_died_before_it_looked_does_nothing(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    address = Address("127.0.0.1", 1)
+    handoff = Handoff(
+        settings=config.load(environ={}).settings,
+        role=ChildRole.WORKER,
+        index=0,
+        entry="child_entries",
+        parent_pid=1 << 30,
+        listen_address=address,
+        admin_address=address,
+        socket_fd=write_end,
+        lock_fd=write_end,
+        wakeup_fd=write_end,
+        deaths_fd=write_end,
+        ready_fd=write_end,
+        root=tmp_path,
+    )
+    with os.fdopen(os.memfd_create("handoff"), "w+b", buffering=0) as file:
+        file.write(config.dump(handoff))
+        file.seek(0)
+        done = subprocess.run(
+            [sys.executable, "-m", "tiergate", "_child", "worker-0", str(file.fileno())],
+            pass_fds=(file.fileno(), write_end),
+            env=os.environ | {"PYTHONPATH": os.pathsep.join((str(SOURCE), str(HERE)))},
+            capture_output=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as said:
+        assert said.read() == b""
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")
 
 
 def test_worker_killed_is_replaced_on_the_same_socket(starter: Starter) -> None:
@@ -290,9 +347,7 @@ def test_crash_loop_ends_the_node_with_one_clear_line(starter: Starter) -> None:
     ("fault", "reason"),
     [("refused", "the origin does not know this key"), ("bug", "ZeroDivisionError: a bug")],
 )
-def test_child_that_cannot_start_ends_the_node_with_its_reason(
-    starter: Starter, fault: str, reason: str
-) -> None:
+def test_child_that_cannot_start_ends_the_node_with_its_reason(starter: Starter, fault: str, reason: str) -> None:
     (starter.folder / "fault-worker-1").write_text(fault)
     node = starter.start()
     assert node.process.wait(DEADLINE_S) == 1
@@ -340,9 +395,7 @@ def test_restart_on_the_same_port_works_at_once(starter: Starter) -> None:
 
 
 @pytest.mark.parametrize("reuse_port", [False, True])
-def test_port_of_another_program_is_refused_even_if_it_would_share(
-    starter: Starter, reuse_port: bool
-) -> None:
+def test_port_of_another_program_is_refused_even_if_it_would_share(starter: Starter, reuse_port: bool) -> None:
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse_port)
         other.bind(("127.0.0.1", 0))
@@ -390,9 +443,7 @@ def test_secrets_are_neither_in_arguments_nor_in_the_environment_of_children(sta
         ("{folder}/memory", "900TiB", "free for a memory_limit of 900TiB"),
     ],
 )
-def test_unusable_memory_folder_is_refused_in_one_line(
-    starter: Starter, memory: str, limit: str, message: str
-) -> None:
+def test_unusable_memory_folder_is_refused_in_one_line(starter: Starter, memory: str, limit: str, message: str) -> None:
     (starter.folder / "file").touch()
     node = starter.start(memory_dir=memory.format(folder=starter.folder), memory_limit_bytes=limit)
     assert node.process.wait(DEADLINE_S) == 1

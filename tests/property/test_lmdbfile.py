@@ -67,6 +67,8 @@ def test_open_environment_bounds_its_map_and_keeps_its_rows(tmp_path: Path) -> N
         txn.put(b"big", bytes(2 << 20), db=table)
     first.close()
     assert (tmp_path / "env" / "data.mdb").stat().st_size == 1 << 20
+    locks = (tmp_path / "env" / "lock.mdb").stat()
+    assert locks.st_blocks * 512 >= locks.st_size >= 64 * 1024
     again = open_environment(tmp_path / "env", 1 << 20, 1)
     with again.begin() as txn:
         assert txn.get(b"k", db=again.open_db(b"t", create=False, txn=txn)) == b"v"

@@ -43,9 +43,7 @@ def admin() -> Iterator[str]:
         thread.join()
 
 
-def test_check_config_of_a_good_configuration_succeeds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_config_of_a_good_configuration_succeeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-config", "--memory-dir", str(tmp_path / "m"), "--memory-limit", "8MiB"]) == 0
     assert capsys.readouterr().out == "configuration is valid\n"
     assert not (tmp_path / "m").exists()
@@ -140,7 +138,5 @@ def test_status_without_a_node_is_one_line(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_module_runs_as_a_program() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tiergate", "--version"], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-m", "tiergate", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("tiergate ")

@@ -32,9 +32,7 @@ def read(
     if folder is not None:
         path = folder / "node.toml"
         path.write_text(toml)
-    return config.load(
-        config_file=path, environ=env or {}, flags=flags or {}, unknown_flags=unknown, machine=MACHINE
-    )
+    return config.load(config_file=path, environ=env or {}, flags=flags or {}, unknown_flags=unknown, machine=MACHINE)
 
 
 def faults(
@@ -105,8 +103,7 @@ def test_every_setting_comes_from_file_environment_and_flag(field: str, tmp_path
         "log_format": "json",
         "origin_backoff_s": "7s",
         "dirty_age_slow_s": "7s",
-        "writeback_part_bytes": "7MiB",
-        "writeback_multipart_bytes": "70MiB",
+        "origin_checksums": "false",
     }
     declaration = DECLARATIONS[field]
     text = samples.get(field) or ("9MiB" if field.endswith("_bytes") else "77")
@@ -195,7 +192,6 @@ def test_overridden_fault_is_still_reported() -> None:
         ("workers = 1000", "workers: 1000 is out of bounds, at most 256 is needed"),
         ('memory_limit = "1KiB"', "memory_limit: 1KiB is out of bounds, at least 8MiB is needed"),
         ('memory_limit = "1.0000000001KiB"', "is not a whole number of bytes"),
-        ('writeback_part = "1MiB"', "writeback_part: 1MiB is out of bounds, at least 5MiB is needed"),
         ("revalidate = nan", "revalidate: nan is not a duration"),
         ('memory_dir = "relative"', 'memory_dir: "relative" is not an absolute path'),
         ('listen = "::1:9000"', "has an IPv6 address without brackets (write [::1]:9000)"),
@@ -271,10 +267,6 @@ def test_loopback_address_needs_no_credentials(address: str) -> None:
         ({"ORIGIN": "http://localhost:9001"}, "is this node itself (admin_listen is 127.0.0.1:9001)"),
         ({"DIRTY_AGE_SLOW": "2h"}, "TIERGATE_DIRTY_AGE_SLOW: 2h is more than dirty_age_limit (30m)"),
         ({"ORIGIN_BACKOFF": "1m"}, "TIERGATE_ORIGIN_BACKOFF: 1m is more than origin_backoff_max (20s)"),
-        (
-            {"WRITEBACK_PART": "65MiB"},
-            "TIERGATE_WRITEBACK_PART: 65MiB is more than writeback_multipart (64MiB)",
-        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_a_fault(env: dict[str, str], message: str) -> None:
@@ -283,9 +275,9 @@ def test_settings_that_contradict_each_other_are_a_fault(env: dict[str, str], me
 
 
 def test_default_gives_way_to_a_smaller_bound_that_is_given() -> None:
-    settings = read(env={"TIERGATE_DIRTY_AGE_LIMIT": "77s", "TIERGATE_WRITEBACK_MULTIPART": "6MiB"}).settings
+    settings = read(env={"TIERGATE_DIRTY_AGE_LIMIT": "77s", "TIERGATE_ORIGIN_BACKOFF_MAX": "100ms"}).settings
     assert settings.dirty_age_slow_s == 77
-    assert settings.writeback_part_bytes == 6 << 20
+    assert settings.origin_backoff_s == 0.1
     assert read(env={"TIERGATE_DIRTY_AGE_LIMIT": "0"}).settings.dirty_age_slow_s == 600
 
 
@@ -299,8 +291,7 @@ def test_keys_with_another_kind_of_authentication_are_a_fault(auth: str) -> None
 def test_secret_as_a_plain_flag_is_refused_without_showing_it() -> None:
     found = faults(env={"TIERGATE_ACCESS_KEY_ID": "me"}, flags={"secret_access_key": "very-secret"})
     assert found == [
-        "--secret-access-key: a command line can be read by every user: "
-        "give @FILE, a TOML file or the environment"
+        "--secret-access-key: a command line can be read by every user: give @FILE, a TOML file or the environment"
     ]
 
 

@@ -25,7 +25,6 @@ _ENV_PREFIX = "TIERGATE_"
 _GIVES_WAY = (
     ("dirty_age_slow_s", "dirty_age_limit_s"),
     ("origin_backoff_s", "origin_backoff_max_s"),
-    ("writeback_part_bytes", "writeback_multipart_bytes"),
 )
 """Pairs of which the first may not be larger: its default gives way to a second one that is given."""
 _SERVICE_LINKS = re.compile(r"TIERGATE_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
@@ -153,9 +152,7 @@ def _read_environment(environ: Mapping[str, str], reading: _Reading) -> None:
             reading.faults.append(f"{variable}: there is no such setting{hint}")
 
 
-def _read_flags(
-    flags: Mapping[str, str | Sequence[str]], unknown_flags: Iterable[str], reading: _Reading
-) -> None:
+def _read_flags(flags: Mapping[str, str | Sequence[str]], unknown_flags: Iterable[str], reading: _Reading) -> None:
     for field, raw in flags.items():
         declaration = DECLARATIONS[field]
         if not declaration.is_secret:
@@ -176,9 +173,7 @@ def _read_flags(
 
 def _secret_from(reference: str) -> str:
     if not reference.startswith("@"):
-        raise ValueError(
-            "a command line can be read by every user: give @FILE, a TOML file or the environment"
-        )
+        raise ValueError("a command line can be read by every user: give @FILE, a TOML file or the environment")
     try:
         return Path(reference[1:]).read_text(encoding="utf-8").strip()
     except OSError as error:

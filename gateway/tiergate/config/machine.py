@@ -19,9 +19,7 @@ class Machine:
     @classmethod
     def here(cls) -> "Machine":
         """The machine, or the container, this process runs on."""
-        return cls(
-            ram_bytes=_ram_bytes(Path("/")), cores_count=len(os.sched_getaffinity(0)), user_id=os.geteuid()
-        )
+        return cls(ram_bytes=_ram_bytes(Path("/")), cores_count=len(os.sched_getaffinity(0)), user_id=os.geteuid())
 
 
 def _ram_bytes(root: Path) -> int:
@@ -47,8 +45,5 @@ def _own_cgroup(root: Path) -> list[str]:
         hierarchy, _, path = line.split(":", 2)
         if hierarchy == "0":
             parts = [part for part in path.split("/") if part]
-            return [
-                "/".join(("sys/fs/cgroup", *parts[:depth], "memory.max"))
-                for depth in range(1, len(parts) + 1)
-            ]
+            return ["/".join(("sys/fs/cgroup", *parts[:depth], "memory.max")) for depth in range(1, len(parts) + 1)]
     return []

@@ -93,9 +93,7 @@ def _parse_table(raw: object) -> PrefixTable:
     for key, value in table.items():
         if key not in _KEYS:
             close = difflib.get_close_matches(key, _KEYS, n=1)
-            raise ValueError(
-                f"{show(key)} is no key of a prefix{f', did you mean {close[0]}?' if close else ''}"
-            )
+            raise ValueError(f"{show(key)} is no key of a prefix{f', did you mean {close[0]}?' if close else ''}")
         try:
             values[key] = _KEYS[key](value)
         except ValueError as error:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from tiergate.config.settings import Settings
-from tiergate.config.values import Address, ClientAuth, format_duration, format_size
+from tiergate.config.values import Address, ClientAuth, format_duration
 
 Broken = tuple[tuple[str, ...], str]
 _ANY_HOST = ("0.0.0.0", "::")
@@ -74,9 +74,3 @@ def _amounts(settings: Settings) -> Iterator[Broken]:
                 (small, large),
                 f"{format_duration(low)} is more than {large.removesuffix('_s')} ({format_duration(high)})",
             )
-    if settings.writeback_part_bytes > settings.writeback_multipart_bytes:
-        yield (
-            ("writeback_part_bytes", "writeback_multipart_bytes"),
-            f"{format_size(settings.writeback_part_bytes)} is more than writeback_multipart "
-            f"({format_size(settings.writeback_multipart_bytes)})",
-        )

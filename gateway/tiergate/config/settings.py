@@ -107,9 +107,7 @@ class Settings:
         "standard AWS chain gives for the origin) or `none` (any; loopback only).",
         computed="`keys` if access_key_id is set, else `none`",
     )
-    clock_skew_s: float = setting(
-        _WHO, 900.0, v.parse_duration, "How far a signature's time may be from ours.", low=1
-    )
+    clock_skew_s: float = setting(_WHO, 900.0, v.parse_duration, "How far a signature's time may be from ours.", low=1)
 
     memory_dir: Path = setting(
         _MEMORY,
@@ -130,8 +128,7 @@ class Settings:
         _MEMORY,
         1_000_000,
         v.parse_count,
-        "Identities (ETag, time, metadata, checksums) kept of objects whose bytes were evicted; past "
-        "it the oldest go.",
+        "Identities (ETag, time, metadata, checksums) kept of objects whose bytes were evicted; past it the oldest go.",
     )
     finished_upload_keep_s: float = setting(
         _MEMORY,
@@ -175,8 +172,14 @@ class Settings:
         _ORIGIN,
         ConditionalWrites.AUTO,
         v.choice_of(ConditionalWrites),
-        "Whether write-back guards its writes by If-Match and If-None-Match: `on`, `off`, or `auto` "
-        "(found out).",
+        "Whether write-back guards its writes by If-Match and If-None-Match: `on`, `off`, or `auto` (found out).",
+    )
+
+    origin_checksums: bool = setting(
+        _ORIGIN,
+        True,
+        v.parse_flag,
+        "Whether write-back sends checksums for the origin to check. Off only for one that refuses them.",
     )
 
     fence: FenceMode = setting(
@@ -203,22 +206,6 @@ class Settings:
     )
     writeback_concurrency_count: int = setting(
         _BACK, 8, v.parse_count, "Uploads (objects or parts) to the origin at a time.", low=1, high=1000
-    )
-    writeback_part_bytes: int = setting(
-        _BACK,
-        16 * MIB,
-        v.parse_size,
-        "Size of a part when a single body is written back as a multipart upload.",
-        low=5 * MIB,
-        high=5 * GIB,
-    )
-    writeback_multipart_bytes: int = setting(
-        _BACK,
-        64 * MIB,
-        v.parse_size,
-        "Above this size a single body is written back as a multipart upload.",
-        low=5 * MIB,
-        high=5 * GIB,
     )
     through_wait_s: float = setting(
         _BACK,

@@ -78,18 +78,17 @@ class Directory(Protocol):
     async def put(self, name: ObjectName, version: Version, intent: Intent) -> Committed:
         """Commit a version as dirty and owed to the origin.
 
-        Replacing a pending write of the key, the new one inherits its `place`, `base` (if known), `withdrawn`
-        (markers), and takes over its `upload` as one of the `leftovers`; `begun` starts false. Replacing an existing
-        version, it sets `disturbed_s = now_s` on every pending marker other than itself whose scope holds the key and
-        whose `revision` is greater than that of the version replaced.
+        Replacing a pending write of the key, the new one inherits its `place`, `base` (if known, and unless it has
+        begun: then only the origin knows), `withdrawn` (markers), and takes over its `upload` as one of the
+        `leftovers`; `begun` starts false. Replacing an existing version, it sets `disturbed_s = now_s` on every
+        pending marker whose scope holds the key and whose `revision` is greater than that of the version replaced;
+        a marker does so beyond its own scope only, a pointer not at all.
 
         Raises:
             ConflictError: the guard does not hold; nothing changed.
         """
 
-    async def put_through(
-        self, name: ObjectName, version: Version, origin_etag: str, intent: Intent
-    ) -> Committed:
+    async def put_through(self, name: ObjectName, version: Version, origin_etag: str, intent: Intent) -> Committed:
         """Commit a version that the origin already holds (write-through): the record is clean, a pending write of the
         key is superseded and its uploads become orphans (`orphan_uploads`). Disturbs markers like `put`.
 
@@ -102,7 +101,8 @@ class Directory(Protocol):
 
         Where the origin surely does not hold the key and no upload of it has begun, record and pending write just
         go. None if nothing needed doing: the key is a tombstone already. A key without a record gets a tombstone
-        too (the origin may hold it). Inherits and disturbs like `put`.
+        too, unless the caller knows that the origin has none. Inherits and disturbs like `put`, but of markers only
+        those in the innermost scope that has any: an old set going does not touch what points at the newest.
 
         Raises:
             ConflictError: the guard does not hold.
@@ -111,10 +111,9 @@ class Directory(Protocol):
     async def scan_unpersisted(self, bucket: str, prefix: str, after: str, limit: int) -> list[Record]:
         """Like `scan`, of the records only that are dirty or tombstones."""
 
-    async def adopt(
-        self, name: ObjectName, version: Version, origin_etag: str, role: Role, now_s: float
-    ) -> Record:
-        """Record a version found in the origin as clean, unless the key has a record: then that one is returned."""
+    async def adopt(self, name: ObjectName, version: Version, origin_etag: str, role: Role, now_s: float) -> Record:
+        """Record a version found in the origin as clean, unless the key has a record: then that one is returned. Its
+        place among the commits is not known: a marker counts as after all, anything else as before all."""
 
     async def revalidated(self, name: ObjectName, uid: str, now_s: float) -> None:
         """Note that the origin still holds clean version `uid`; nothing if it is no longer current."""
@@ -124,7 +123,9 @@ class Directory(Protocol):
         Returns the dropped version. Dirty records and tombstones stay."""
 
     async def trim_clean(self, keep_count: int) -> list[Version]:
-        """Drop the oldest clean records (by commit revision) beyond `keep_count`; returns their versions."""
+        """Drop the oldest clean records (by commit revision, markers never) beyond `keep_count`, and more where the
+        directory runs out of room; returns the versions, of a bounded number of them: none are returned when there
+        is nothing left to do."""
 
     # -- write-back
     async def pending(self) -> list[Pending]:

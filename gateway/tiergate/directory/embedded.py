@@ -36,6 +36,13 @@ from tiergate.model import (
 TRIM_COUNT = 1000
 """Clean records dropped in one transaction at most."""
 
+TRIMMED_SHARE = 0.75
+"""From this share of its room on, the directory forgets clean records before their number tells it to."""
+
+ADDING_SHARE = 0.875
+"""From this share on nothing new is taken. What is left is for write-back to finish: that too takes pages first, and
+gives others back later."""
+
 T = TypeVar("T")
 
 
@@ -66,10 +73,33 @@ class EmbeddedDirectory:
 
     def _change(self, transition: Callable[[Rows], T]) -> T:
         try:
-            with self._environment.begin(write=True) as txn:
-                return transition(Rows(txn, self._tables))
+            return self._transact(transition)
+        except lmdb.MapFullError:
+            # A process that died while reading keeps old pages from being used again.
+            self._environment.reader_check()
+        try:
+            return self._transact(transition)
         except lmdb.MapFullError as error:
             raise MemoryFullError("the directory is full", retry_after_s=5) from error
+
+    def _transact(self, transition: Callable[[Rows], T]) -> T:
+        with self._environment.begin(write=True) as txn:
+            return transition(Rows(txn, self._tables))
+
+    def _add(self, transition: Callable[[Rows], T]) -> T:
+        """A change that brings something new: it leaves room for those that finish and forget."""
+        if self._is_fuller_than(ADDING_SHARE):
+            raise MemoryFullError("the directory is full", retry_after_s=5)
+        return self._change(transition)
+
+    def _is_fuller_than(self, share: float) -> bool:
+        page_bytes = self._environment.stat()["psize"]
+        info = self._environment.info()
+        limit_pages = int(info["map_size"] * share) // page_bytes
+        if info["last_pgno"] < limit_pages:
+            return False
+        with self._reading() as rows:
+            return rows.used_pages() >= limit_pages
 
     # -- objects
     async def revision(self) -> int:
@@ -91,29 +121,27 @@ class EmbeddedDirectory:
             return [record for record in records if record is not None]
 
     async def put(self, name: ObjectName, version: Version, intent: Intent) -> Committed:
-        return self._change(lambda rows: transitions.put(rows, name, version, intent))
+        return self._add(lambda rows: transitions.put(rows, name, version, intent))
 
-    async def put_through(
-        self, name: ObjectName, version: Version, origin_etag: str, intent: Intent
-    ) -> Committed:
-        return self._change(lambda rows: transitions.put_through(rows, name, version, origin_etag, intent))
+    async def put_through(self, name: ObjectName, version: Version, origin_etag: str, intent: Intent) -> Committed:
+        return self._add(lambda rows: transitions.put_through(rows, name, version, origin_etag, intent))
 
     async def delete(self, name: ObjectName, intent: Intent) -> Committed | None:
-        return self._change(lambda rows: transitions.delete(rows, name, intent))
+        return self._add(lambda rows: transitions.delete(rows, name, intent))
 
-    async def adopt(
-        self, name: ObjectName, version: Version, origin_etag: str, role: Role, now_s: float
-    ) -> Record:
+    async def adopt(self, name: ObjectName, version: Version, origin_etag: str, role: Role, now_s: float) -> Record:
         def transition(rows: Rows) -> Record:
             known = rows.record(name)
             if known is not None:
                 return known
-            revision = rows.next_revision()
-            record = Record(name, State.CLEAN, revision, revision, version, origin_etag, now_s, role)
+            modified = rows.next_revision()
+            # Nobody knows when it was committed: a member counts as before all markers, a marker as after all.
+            revision = modified if role is Role.MARKER else 0
+            record = Record(name, State.CLEAN, revision, modified, version, origin_etag, now_s, role)
             rows.put_record(record)
             return record
 
-        return self._change(transition)
+        return self._add(transition)
 
     async def revalidated(self, name: ObjectName, uid: str, now_s: float) -> None:
         def transition(rows: Rows) -> None:
@@ -134,7 +162,8 @@ class EmbeddedDirectory:
         return self._change(transition)
 
     async def trim_clean(self, keep_count: int) -> list[Version]:
-        return list(self._change(lambda rows: transitions.trim_clean(rows, keep_count, TRIM_COUNT)))
+        at_least = TRIM_COUNT if self._is_fuller_than(TRIMMED_SHARE) else 0
+        return list(self._change(lambda rows: transitions.trim_clean(rows, keep_count, at_least, TRIM_COUNT)))
 
     # -- write-back
     async def pending(self) -> list[Pending]:
@@ -147,10 +176,7 @@ class EmbeddedDirectory:
 
     async def oldest_pending_s(self) -> float | None:
         with self._reading() as rows:
-            for write in rows.pending_by_place():
-                if not write.quarantined:
-                    return write.committed_s
-        return None
+            return rows.oldest_pending_s()
 
     async def begin(self, name: ObjectName, uid: str, base: str) -> Pending:
         return self._owned(name, uid, lambda write: replace(write, begun=True, base=base))
@@ -162,9 +188,7 @@ class EmbeddedDirectory:
         return self._owned(name, uid, lambda write: replace(write, base=base))
 
     def _owned(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> Pending:
-        return self._change(
-            lambda rows: transitions.change(rows, change(transitions.owned(rows, name, uid)))
-        )
+        return self._change(lambda rows: transitions.change(rows, change(transitions.owned(rows, name, uid))))
 
     def _if_owned(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> None:
         def transition(rows: Rows) -> None:
@@ -189,9 +213,7 @@ class EmbeddedDirectory:
         with self._reading() as rows:
             return [(orphan.name, orphan.upload) for orphan in rows.orphans()]
 
-    async def persisted(
-        self, name: ObjectName, uid: str, origin_etag: str, now_s: float
-    ) -> Version | None:
+    async def persisted(self, name: ObjectName, uid: str, origin_etag: str, now_s: float) -> Version | None:
         return self._change(lambda rows: transitions.persisted(rows, name, uid, origin_etag, now_s))
 
     async def standing_markers(self, bucket: str, scopes: Sequence[str]) -> list[Seen]:
@@ -214,7 +236,7 @@ class EmbeddedDirectory:
 
     # -- multipart uploads of clients
     async def create_upload(self, upload: Upload) -> None:
-        self._change(lambda rows: rows.put_upload(upload))
+        self._add(lambda rows: rows.put_upload(upload))
 
     async def get_upload(self, upload_id: str) -> Upload | None:
         with self._reading() as rows:
@@ -232,7 +254,7 @@ class EmbeddedDirectory:
             rows.put_part(upload_id, part)
             return replaced
 
-        return self._change(transition)
+        return self._add(transition)
 
     async def note_spill(self, upload_id: str, spill_id: str) -> str:
         def transition(rows: Rows) -> str:
@@ -310,7 +332,7 @@ class EmbeddedDirectory:
             return rows.bucket(name)
 
     async def put_bucket(self, bucket: Bucket) -> None:
-        self._change(lambda rows: rows.put_bucket(bucket))
+        self._add(lambda rows: rows.put_bucket(bucket))
 
     async def forget_bucket(self, name: str) -> None:
         self._change(lambda rows: rows.drop_bucket(name))
@@ -356,10 +378,6 @@ def _upload(rows: Rows, upload_id: str) -> Upload:
     return upload
 
 
-def _finish(
-    rows: Rows, upload: Upload, version: Version, part_list: Sequence[tuple[int, str]], now_s: float
-) -> None:
+def _finish(rows: Rows, upload: Upload, version: Version, part_list: Sequence[tuple[int, str]], now_s: float) -> None:
     rows.drop_upload(upload)
-    rows.put_finished(
-        upload.upload_id, Finished(upload.name, version.uid, version.etag, tuple(part_list), now_s)
-    )
+    rows.put_finished(upload.upload_id, Finished(upload.name, version.uid, version.etag, tuple(part_list), now_s))

@@ -7,7 +7,7 @@ it belongs to, so that a transition cannot forget one.
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import lmdb
 import msgspec
@@ -32,14 +32,19 @@ SCHEMA = b"\x01"
 
 _NUMBER = struct.Struct(">Q")
 _PART_NUMBER = struct.Struct(">H")
+_AGE = struct.Struct(">dQ")
+"""A time after 1970 and a place; IEEE numbers without a sign sort by their bytes."""
+_COMMIT = struct.Struct(">QQ")
 
 T = TypeVar("T")
+N = TypeVar("N", Record, Pending)
 
 TABLE_NAMES = (
     "meta",
     "records",
     "pending",
     "places",
+    "ages",
     "markers",
     "clean",
     "uploads",
@@ -70,8 +75,9 @@ class Named:
 class Tables:
     """The named databases of one environment.
 
-    `records`, `pending`: by object · `places`: place → object · `markers`: scope, name → object · `clean`:
-    revision → object and uid · `upload_names`: object, upload id → upload id · `parts`: upload id, number.
+    `records`, `pending`: by object · `places`: place → object · `ages`: commit time, place of what is pending and not
+    quarantined · `markers`: scope, name → object · `clean`: revision, last change → object and uid ·
+    `upload_names`: object, upload id → upload id · `parts`: upload id, number.
     """
 
     def __init__(self, environment: lmdb.Environment) -> None:
@@ -83,9 +89,8 @@ def encode(value: object) -> bytes:
     return SCHEMA + msgspec.msgpack.encode(value)
 
 
-_DECODERS = {
-    kind: msgspec.msgpack.Decoder(kind)
-    for kind in (Record, Pending, Upload, Part, Finished, Orphan, Bucket, Named)
+_DECODERS: dict[type, msgspec.msgpack.Decoder[Any]] = {
+    kind: msgspec.msgpack.Decoder(kind) for kind in (Record, Pending, Upload, Part, Finished, Orphan, Bucket, Named)
 }
 
 
@@ -96,8 +101,7 @@ def decode(kind: type[T], data: bytes) -> T:
         InvariantError: it was written by another version of the schema.
     """
     invariant(data[:1] == SCHEMA, "a directory row has another schema", schema=data[:1].hex())
-    found: T = _DECODERS[kind].decode(memoryview(data)[1:])  # type: ignore[index]
-    return found
+    return cast(T, _DECODERS[kind].decode(memoryview(data)[1:]))
 
 
 class Rows:
@@ -109,7 +113,7 @@ class Rows:
 
     # -- plain access
     def _get(self, table: str, key: bytes) -> bytes | None:
-        return self._txn.get(key, db=self._tables[table])
+        return cast(bytes | None, self._txn.get(key, db=self._tables[table]))
 
     def _put(self, table: str, key: bytes, value: bytes) -> None:
         self._txn.put(key, value, db=self._tables[table])
@@ -121,7 +125,7 @@ class Rows:
         """Rows from `start` on; the table must not be changed meanwhile."""
         cursor = self._txn.cursor(self._tables[table])
         if cursor.set_range(start):
-            yield from cursor.iternext(keys=True, values=True)
+            yield from cast(Iterator[tuple[bytes, bytes]], cursor.iternext(keys=True, values=True))
 
     def _scan_prefix(self, table: str, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         for key, value in self.scan(table, prefix):
@@ -133,6 +137,11 @@ class Rows:
         """How many rows a table has."""
         entries: int = self._txn.stat(self._tables[table])["entries"]
         return entries
+
+    def used_pages(self) -> int:
+        """Pages that the tables take."""
+        stats = [self._txn.stat(table) for table in self._tables.values()]
+        return sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
 
     # -- numbers
     def revision(self) -> int:
@@ -169,10 +178,10 @@ class Rows:
             self._put("markers", marker_key(name), encode(Named(name, "")))
         if record.state is State.CLEAN and record.version is not None:
             value = encode(Named(name, record.version.uid))
-            self._put("clean", _NUMBER.pack(record.revision), value)
+            self._put("clean", _COMMIT.pack(record.revision, record.modified), value)
 
     def touch_record(self, record: Record) -> None:
-        """Write a record whose state, role, revision and version are what they were."""
+        """Write a record whose state, role, revisions and version are what they were."""
         self._put("records", object_key(record.name.bucket, record.name.key), encode(record))
 
     def drop_record(self, name: ObjectName) -> None:
@@ -187,44 +196,31 @@ class Rows:
         if old.role is Role.MARKER:
             self._delete("markers", marker_key(name))
         if old.state is State.CLEAN:
-            self._delete("clean", _NUMBER.pack(old.revision))
+            self._delete("clean", _COMMIT.pack(old.revision, old.modified))
 
     def records_from(self, bucket: str, prefix: str, after: str) -> Iterator[Record]:
         """Records under the prefix beyond `after`, in the order of their keys."""
-        for value in self._named("records", bucket, prefix, after, Record):
-            yield value
+        return self._named("records", bucket, prefix, after, Record)
 
     def pending_from(self, bucket: str, prefix: str, after: str) -> Iterator[Pending]:
         """Pending writes under the prefix beyond `after`, in the order of their keys."""
-        for value in self._named("pending", bucket, prefix, after, Pending):
-            yield value
+        return self._named("pending", bucket, prefix, after, Pending)
 
-    def _named(
-        self, table: str, bucket: str, prefix: str, after: str, kind: type[Record] | type[Pending]
-    ) -> "Iterator[Record] | Iterator[Pending]":
+    def _named(self, table: str, bucket: str, prefix: str, after: str, kind: type[N]) -> Iterator[N]:
         first = max(prefix, after, key=str.encode)
-        ties: list[Record | Pending] = []
+        ties: list[N] = []
         tie = b""
         bound = prefix_key(bucket, "")
         for key, value in self.scan(table, prefix_key(bucket, first)):
             if not key.startswith(bound):
                 break
             if tie_key(key) != tie:
-                yield from self._in_order(ties, prefix, after)  # type: ignore[misc]
+                yield from _in_order(ties, prefix, after)
                 if ties and not _may_follow(ties[-1].name.key, prefix):
                     return
                 ties, tie = [], tie_key(key)
             ties.append(decode(kind, value))
-        yield from self._in_order(ties, prefix, after)  # type: ignore[misc]
-
-    @staticmethod
-    def _in_order(ties: "list[Record | Pending]", prefix: str, after: str) -> "list[Record | Pending]":
-        found = [
-            item
-            for item in ties
-            if item.name.key.startswith(prefix) and item.name.key.encode() > after.encode()
-        ]
-        return sorted(found, key=lambda item: item.name.key.encode())
+        yield from _in_order(ties, prefix, after)
 
     def clean_oldest(self) -> Iterator[Named]:
         """Clean records by revision."""
@@ -247,7 +243,9 @@ class Rows:
         self.drop_pending(write.name)
         key = object_key(write.name.bucket, write.name.key)
         self._put("pending", key, encode(write))
-        self._put("places", _NUMBER.pack(write.place) + key, b"")
+        self._put("places", _NUMBER.pack(write.place), key)
+        if not write.quarantined:
+            self._put("ages", _AGE.pack(write.committed_s, write.place), b"")
         self._add("pending_bytes", write.size_bytes)
 
     def drop_pending(self, name: ObjectName) -> None:
@@ -256,22 +254,30 @@ class Rows:
             return
         key = object_key(name.bucket, name.key)
         self._delete("pending", key)
-        self._delete("places", _NUMBER.pack(old.place) + key)
+        self._delete("places", _NUMBER.pack(old.place))
+        self._delete("ages", _AGE.pack(old.committed_s, old.place))
         self._add("pending_bytes", -old.size_bytes)
 
     def pending_by_place(self) -> Iterator[Pending]:
         """All pending writes in their order."""
-        for key, _ in self.scan("places", b""):
-            value = self._get("pending", key[_NUMBER.size :])
+        for _, key in self.scan("places", b""):
+            value = self._get("pending", key)
             invariant(value is not None, "a place without its write")
             yield decode(Pending, value or b"")
 
+    def oldest_pending_s(self) -> float | None:
+        """The earliest commit time of what is pending and not quarantined."""
+        for key, _ in self.scan("ages", b""):
+            committed_s: float = _AGE.unpack(key)[0]
+            return committed_s
+        return None
+
     def orphan(self, name: ObjectName, upload: OriginUpload) -> None:
         """Keep an upload that nobody owns until it is aborted."""
-        self._put("orphans", _upload_key(name, upload.upload_id), encode(Orphan(name, upload)))
+        self._put("orphans", _orphan_key(name, upload), encode(Orphan(name, upload)))
 
     def drop_orphan(self, name: ObjectName, upload: OriginUpload) -> None:
-        self._delete("orphans", _upload_key(name, upload.upload_id))
+        self._delete("orphans", _orphan_key(name, upload))
 
     def orphans(self) -> Iterator[Orphan]:
         for _, value in self.scan("orphans", b""):
@@ -329,9 +335,7 @@ class Rows:
 
     def expire_finished(self, before_s: float) -> int:
         """Forget what was finished before a time."""
-        old = [
-            key for key, value in self.scan("finished", b"") if decode(Finished, value).finished_s < before_s
-        ]
+        old = [key for key, value in self.scan("finished", b"") if decode(Finished, value).finished_s < before_s]
         for key in old:
             self._delete("finished", key)
         return len(old)
@@ -348,6 +352,12 @@ class Rows:
         self._delete("buckets", name.encode())
 
 
+def _in_order(ties: list[N], prefix: str, after: str) -> list[N]:
+    """Rows that LMDB cannot tell apart, those wanted, sorted by their full key."""
+    found = [item for item in ties if item.name.key.startswith(prefix) and item.name.key.encode() > after.encode()]
+    return sorted(found, key=lambda item: item.name.key.encode())
+
+
 def _may_follow(key: str, prefix: str) -> bool:
     """Whether keys of the prefix may come after `key`."""
     return key.startswith(prefix) or key.encode() < prefix.encode()
@@ -356,11 +366,16 @@ def _may_follow(key: str, prefix: str) -> bool:
 def marker_key(name: ObjectName) -> bytes:
     """Where a marker stands in the index of its scope. No key holds a NUL."""
     scope = scope_of(name.key)
-    return object_key(name.bucket, f"{scope}\0{name.key[len(scope):]}")
+    return object_key(name.bucket, f"{scope}\0{name.key[len(scope) :]}")
 
 
 def _upload_key(name: ObjectName, upload_id: str) -> bytes:
     return object_key(name.bucket, f"{name.key}\0{upload_id}")
+
+
+def _orphan_key(name: ObjectName, upload: OriginUpload) -> bytes:
+    # Uploads whose ids never became known differ in their start only.
+    return _upload_key(name, f"{upload.upload_id}\0{upload.started_s!r}")
 
 
 def _text_key(text: str) -> bytes:

@@ -6,7 +6,7 @@ Each function is one atomic transition inside the caller's transaction.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tiergate.checkpoints.markers import ancestor_scopes
+from tiergate.checkpoints.markers import ancestor_scopes, scope_of
 from tiergate.directory.base import Committed, Intent
 from tiergate.directory.rows import Rows
 from tiergate.errors import ConflictError, FencedError
@@ -62,17 +62,13 @@ def put(rows: Rows, name: ObjectName, version: Version, intent: Intent) -> Commi
     return Committed(revision, old.version if old else None)
 
 
-def put_through(
-    rows: Rows, name: ObjectName, version: Version, origin_etag: str, intent: Intent
-) -> Committed:
+def put_through(rows: Rows, name: ObjectName, version: Version, origin_etag: str, intent: Intent) -> Committed:
     """Commit a version that the origin holds already."""
     old = check_guard(rows, name, intent)
     orphan_uploads(rows, name)
     rows.drop_pending(name)
     revision = rows.next_revision()
-    rows.put_record(
-        Record(name, State.CLEAN, revision, revision, version, origin_etag, intent.now_s, intent.role)
-    )
+    rows.put_record(Record(name, State.CLEAN, revision, revision, version, origin_etag, intent.now_s, intent.role))
     disturb(rows, name, old, intent)
     return Committed(revision, old.version if old else None)
 
@@ -108,15 +104,17 @@ def delete(rows: Rows, name: ObjectName, intent: Intent) -> Committed | None:
                 leftovers=leftovers_of(before),
             )
         )
-    disturb(rows, name, old, intent)
+    disturb(rows, name, old, intent, deleting=True)
     return Committed(revision, old.version if old else None)
 
 
 def base_of(old: Record | None, before: Pending | None, intent: Intent) -> str:
     """The origin's ETag that a new write of the key replaces, as far as it is known."""
     if before is not None:
-        # What has begun may have landed or not.
-        return UNKNOWN_BASE if before.begun else before.base
+        if before.begun:
+            # It may have landed or not.
+            return UNKNOWN_BASE
+        return intent.base if before.base == UNKNOWN_BASE else before.base
     if old is not None:
         return old.origin_etag
     return intent.base
@@ -135,18 +133,21 @@ def orphan_uploads(rows: Rows, name: ObjectName) -> None:
         rows.orphan(name, upload)
 
 
-def disturb(rows: Rows, name: ObjectName, old: Record | None, intent: Intent) -> None:
+def disturb(rows: Rows, name: ObjectName, old: Record | None, intent: Intent, *, deleting: bool = False) -> None:
     """A member of a set was replaced or deleted: markers of the set that were committed after it, and are not in the
     origin yet, no longer tell the truth for a while."""
-    if old is None or old.version is None or intent.role in (Role.MARKER, Role.POINTER):
+    if old is None or old.version is None or intent.role is Role.POINTER:
         return
     for scope in ancestor_scopes(name.key):
+        if intent.role is Role.MARKER and scope == scope_of(name.key):
+            continue
         markers = rows.marker_names(name.bucket, scope)
         for marker in markers:
             write = rows.pending(marker)
             if write is not None and write.kind is Kind.PUT and write.revision > old.revision:
                 rows.put_pending(replace(write, disturbed_s=intent.now_s))
-        if markers:
+        if markers and deleting:
+            # Its own set loses a member; those around it lose a set, as when old checkpoints are cleaned up.
             return
 
 
@@ -202,8 +203,7 @@ def withdraw(rows: Rows, name: ObjectName, uid: str, now_s: float) -> Pending | 
         return None
     if record.version.uid != uid:
         return None
-    revision = rows.next_revision()
-    rows.put_record(replace(record, state=State.DIRTY, modified=revision, origin_etag=""))
+    rows.put_record(replace(record, state=State.DIRTY, modified=rows.next_revision(), origin_etag=""))
     return change(
         rows,
         Pending(
@@ -211,20 +211,22 @@ def withdraw(rows: Rows, name: ObjectName, uid: str, now_s: float) -> Pending | 
             uid=uid,
             kind=Kind.PUT,
             role=Role.MARKER,
-            place=revision,
-            revision=revision,
-            start_revision=revision,
+            # Its own commit orders it: a marker that names this one must wait until it is back.
+            place=record.revision,
+            revision=record.revision,
+            start_revision=record.revision,
             committed_s=now_s,
             size_bytes=record.version.size_bytes,
             base=record.origin_etag,
             disturbed_s=now_s,
+            withdrawn=True,
         ),
     )
 
 
-def trim_clean(rows: Rows, keep_count: int, limit: int) -> Sequence[Version]:
-    """Drop the oldest clean records beyond `keep_count`, markers aside, at most `limit` of them."""
-    excess = min(limit, rows.count("clean") - keep_count)
+def trim_clean(rows: Rows, keep_count: int, at_least: int, limit: int) -> Sequence[Version]:
+    """Drop the oldest clean records beyond `keep_count` or `at_least` so many, markers aside, at most `limit`."""
+    excess = min(limit, max(rows.count("clean") - keep_count, at_least))
     if excess <= 0:
         return []
     dropped: list[Version] = []

@@ -74,6 +74,8 @@ class Call:
     request_id: str
     document: bytes = b""
     """The XML document of the few operations that have one, read and proved."""
+    forwards: bool = False
+    """The request is the origin's: it has parts that its operation does not know. `params` are empty then."""
 
     @property
     def name(self) -> ObjectName:

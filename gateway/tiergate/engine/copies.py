@@ -13,8 +13,8 @@ from tiergate.engine.digests import object_digest
 from tiergate.engine.fills import Fills
 from tiergate.engine.ground import WriteConditions
 from tiergate.engine.identity import Description
-from tiergate.engine.multipart import Multipart, part_number
 from tiergate.engine.intake import Intake, Taken
+from tiergate.engine.multipart import Multipart, part_number
 from tiergate.engine.reads import ObjectStream
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.through import Through

@@ -16,6 +16,9 @@ from tiergate.model import BLOCK_BYTES, Body, ObjectName
 from tiergate.policy.backoff import delay_s
 from tiergate.s3.checksums import block_checksum
 
+BESIDE_COUNT = 16
+"""Blocks that may pass through the heap at a time when memory has no room for them."""
+
 FIRST_POLL_S = 0.002
 LAST_POLL_S = 0.05
 
@@ -29,7 +32,9 @@ class Source:
 
     __slots__ = ("body", "holder", "name", "offset_bytes", "origin_etag")
 
-    def __init__(self, name: ObjectName, origin_etag: str, holder: str, body: Body, offset_bytes: int) -> None:
+    def __init__(
+        self, name: ObjectName, origin_etag: str, holder: str, body: Body, offset_bytes: int
+    ) -> None:
         self.name = name
         self.origin_etag = origin_etag
         self.holder = holder
@@ -44,7 +49,7 @@ class Fills:
         self._rooms = rooms
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._random = random.Random()
-        self._direct = asyncio.Semaphore(rooms.settings.fill_direct_count)
+        self._direct = asyncio.Semaphore(BESIDE_COUNT)
 
     async def close(self) -> None:
         """Cancel all fills and wait for their ends."""

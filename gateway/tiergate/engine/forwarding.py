@@ -2,5 +2,86 @@
 
 from collections.abc import AsyncIterator
 
-from tiergate.engine.calls import Answer, Call
+from tiergate.engine.calls import Answer, Call, IncomingBody
 from tiergate.engine.rooms import Rooms
+from tiergate.errors import RequestError
+from tiergate.origin.forward import ForwardAnswer, ForwardRequest, Trailer
+from tiergate.s3.checksums import HEADER_PREFIX
+
+UNSTREAMED_METHODS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
+
+
+class ForwardedBody:
+    """The origin's body on its way back."""
+
+    def __init__(self, answer: ForwardAnswer) -> None:
+        self._answer = answer
+
+    def pieces(self) -> AsyncIterator[bytes | memoryview]:
+        return self._answer.pieces()
+
+    async def close(self) -> None:
+        await self._answer.close()
+
+
+class _Proved:
+    """The client's body, whose last piece is kept back until everything the client proved was checked."""
+
+    def __init__(self, body: IncomingBody) -> None:
+        self._body = body
+        self._checksums: dict[str, str] = {}
+
+    async def pieces(self) -> AsyncIterator[bytes | memoryview]:
+        held: bytes | memoryview | None = None
+        async for piece in self._body.pieces():
+            if held is not None:
+                yield held
+            held = piece
+        self._checksums = await self._body.verify()
+        if held is not None:
+            yield held
+
+    def trailer(self, name: str) -> Trailer:
+        """The checksum that follows, once the last piece was asked for."""
+
+        async def value() -> str:
+            return self._checksums[name.removeprefix(HEADER_PREFIX)]
+
+        return Trailer(name, value)
+
+
+async def forward(rooms: Rooms, call: Call) -> Answer:
+    """Pass a request on. Settling what is pending, the fence and forgetting what changed are the caller's.
+
+    Raises:
+        RequestError: the body is malformed, or its length unknown.
+        OriginError: no answer.
+    """
+    body, size, trailer = call.document or None, len(call.document), None
+    stream: bytes | AsyncIterator[bytes | memoryview] | None = body
+    if body is None and call.method not in UNSTREAMED_METHODS and call.body.size_bytes != 0:
+        if call.body.size_bytes is None:
+            raise RequestError("MissingContentLength", "You must provide the Content-Length HTTP header.")
+        size = call.body.size_bytes
+        proved = _Proved(call.body)
+        stream = proved.pieces()
+        if call.body.framing.trailer:
+            trailer = proved.trailer(call.body.framing.trailer.lower())
+    elif body is None and call.method not in UNSTREAMED_METHODS:
+        await call.body.read(0)  # Nothing is in it, but what the client proved of nothing is checked too.
+        stream = b""
+    request = ForwardRequest(
+        method=call.method,
+        bucket=call.target.bucket,
+        key=call.target.key,
+        raw_query=call.raw_query,
+        headers=tuple(call.headers.items()),
+        content_length=size,
+        body=stream,
+        trailer=trailer,
+    )
+    answer = await rooms.forwarder.forward(request)
+    rooms.metrics.forwarded_requests.inc(1, str(answer.status))
+    headers = dict(answer.headers)
+    length = next((value for name, value in answer.headers if name.lower() == "content-length"), None)
+    return Answer(answer.status, headers, ForwardedBody(answer), int(length) if length is not None else None)

@@ -30,9 +30,6 @@ from tiergate.s3.listing import (
 )
 from tiergate.s3.operations import render
 
-LAST_CODE_POINT = "\U0010ffff"
-"""No key under a common prefix sorts after the prefix and this."""
-
 CHUNK_COUNT = 1000
 
 
@@ -79,7 +76,7 @@ class Listings:
         page = ListingPage(prefix, delimiter, params.get("MaxKeys", MAX_KEYS), position)
         if page.max_keys == 0:
             return page
-        after = origin_start(position)
+        after = position.after if position else ""
         merge = Merge(changes_of(await self._unpersisted(bucket, prefix, after)))
         while True:
             try:
@@ -101,13 +98,13 @@ class Listings:
                     return page
             if not there.is_truncated:
                 return page
-            after = origin_next(there)
+            after = there.last_key
 
     async def _from_directory(self, call: Call, position: Position | None) -> ListingPage:
         params = call.params
         prefix = params.get("Prefix", "")
         page = ListingPage(prefix, params.get("Delimiter", ""), params.get("MaxKeys", MAX_KEYS), position)
-        after = origin_start(position)
+        after = position.after if position else ""
         while True:
             chunk = await self._rooms.directory.scan(call.target.bucket, prefix, after, CHUNK_COUNT)
             for record in chunk:
@@ -127,15 +124,18 @@ class Listings:
                 return found
             after = chunk[-1].name.key
 
-    async def _own(
-        self, bucket: str, items: Iterable[Entry | CommonPrefix]
-    ) -> list[Entry | CommonPrefix]:
+    async def _own(self, bucket: str, items: Iterable[Entry | CommonPrefix]) -> list[Entry | CommonPrefix]:
         """The origin's items; those that are our clean versions with the identity they always had (P6)."""
         found: list[Entry | CommonPrefix] = []
         for item in items:
             if isinstance(item, Entry):
                 record = (await self._rooms.directory.get(ObjectName(bucket, item.key))).record
-                if record and record.version and record.state is State.CLEAN and record.origin_etag == item.etag:
+                if (
+                    record
+                    and record.version
+                    and record.state is State.CLEAN
+                    and record.origin_etag == item.etag
+                ):
                     found.append(entry_of(item.key, record.version, item.owner_id))
                     continue
             found.append(item)
@@ -163,7 +163,12 @@ class Listings:
         hidden = await self._rooms.directory.origin_upload_ids(bucket)
         for key, upload_id, initiated_s in await self._rooms.origin.list_uploads(bucket, prefix):
             if upload_id not in hidden:
-                item = {"Key": key, "UploadId": upload_id, "Initiated": initiated_s, "StorageClass": "STANDARD"}
+                item = {
+                    "Key": key,
+                    "UploadId": upload_id,
+                    "Initiated": initiated_s,
+                    "StorageClass": "STANDARD",
+                }
                 rows.append((key, upload_id, item))
         rows.sort(key=lambda row: (order(row[0]), row[2]["Initiated"], row[1]))
         output = uploads_output(rows, params, prefix, delimiter, limit)
@@ -198,22 +203,21 @@ def origin_items(page: OriginPage) -> Iterator[Entry | CommonPrefix]:
 
 def origin_entry(entry: OriginEntry) -> Entry:
     """A key as the origin lists it."""
+    owner_id = entry.owner[0] if entry.owner else None
+    extras: dict[str, Any] = {}
+    if entry.checksum_algorithms:
+        extras["ChecksumAlgorithm"] = list(entry.checksum_algorithms)
+    if entry.checksum_type:
+        extras["ChecksumType"] = entry.checksum_type
     return Entry(
-        entry.key, entry.size_bytes, entry.etag, entry.modified_s, entry.storage_class or "STANDARD", entry.owner
+        entry.key,
+        entry.size_bytes,
+        entry.etag,
+        entry.modified_s,
+        entry.storage_class or "STANDARD",
+        owner_id,
+        extras,
     )
-
-
-def origin_start(position: Position | None) -> str:
-    """Where to begin in the origin; beyond every key of a common prefix that was already listed."""
-    if position is None:
-        return ""
-    return position.after + LAST_CODE_POINT if position.is_prefix else position.after
-
-
-def origin_next(page: OriginPage) -> str:
-    """Where the page after this one begins."""
-    last = max([*(entry.key for entry in page.entries), *page.common_prefixes], key=order)
-    return last + LAST_CODE_POINT if last in page.common_prefixes else last
 
 
 def upload_item(upload: Upload) -> dict[str, Any]:

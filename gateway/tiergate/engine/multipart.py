@@ -74,7 +74,15 @@ class Multipart:
         now_s = self._rooms.clock.wall_s()
         uid = new_uid(now_s)
         version = Version(
-            uid, 0, "", int(now_s), (), described.headers, described.metadata, described.tagging, multipart=True
+            uid,
+            0,
+            "",
+            int(now_s),
+            (),
+            described.headers,
+            described.metadata,
+            described.tagging,
+            multipart=True,
         )
         await self._rooms.directory.create_upload(Upload(uid, call.name, version, now_s, algorithm, kind))
         output = {"Bucket": call.target.bucket, "Key": call.target.key, "UploadId": uid}
@@ -189,7 +197,9 @@ class Multipart:
             return await self._foreign(call)
         after = int(call.params.get("PartNumberMarker") or 0)
         limit = min(call.params.get("MaxParts", 1000), 1000)
-        parts = [part for part in await self._rooms.directory.list_parts(upload.upload_id) if part.number > after]
+        parts = [
+            part for part in await self._rooms.directory.list_parts(upload.upload_id) if part.number > after
+        ]
         page, truncated = parts[:limit], len(parts) > limit
         output: dict[str, Any] = {
             "Bucket": call.target.bucket,
@@ -220,9 +230,7 @@ def part_number(call: Call) -> int:
     """
     number: int = call.params["PartNumber"]
     if not 1 <= number <= LARGEST_PART_NUMBER:
-        raise RequestError(
-            "InvalidArgument", "Part number must be an integer between 1 and 10000, inclusive"
-        )
+        raise RequestError("InvalidArgument", "Part number must be an integer between 1 and 10000, inclusive")
     return number
 
 

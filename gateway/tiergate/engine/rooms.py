@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tiergate.checkpoints.markers import Markers
 from tiergate.clock import Clock
@@ -58,6 +59,6 @@ def bodies_of(version: Version) -> list[tuple[int, Body]]:
     return found
 
 
-def log_name(name: ObjectName) -> dict[str, str]:
+def log_name(name: ObjectName) -> dict[str, Any]:
     """The context that every log line about an object carries."""
     return {"bucket": name.bucket, "key": name.key}

@@ -10,6 +10,7 @@ from tiergate.engine.fills import Fills
 from tiergate.engine.intake import Intake
 from tiergate.engine.listing import Listings
 from tiergate.engine.multipart import Multipart
+from tiergate.engine.owned import is_owned
 from tiergate.engine.reads import Reads
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.spill import Spill
@@ -39,10 +40,8 @@ class Service:
         writes = Writes(rooms, self._buckets, resolver, intake, self._through)
         spill = Spill(rooms, self._through)
         multipart = Multipart(rooms, self._buckets, intake, self._through, writes, spill)
-        copies = Copies(
-            rooms, self._buckets, resolver, self._fills, intake, self._through, writes, multipart
-        )
-        reads = Reads(rooms, resolver, self._fills, self._buckets, self._through)
+        copies = Copies(rooms, self._buckets, resolver, self._fills, intake, self._through, writes, multipart)
+        reads = Reads(rooms, resolver, self._fills)
         listings = Listings(rooms, self._buckets)
         self._operations: dict[str, Operation] = {
             "GetObject": reads.get,
@@ -75,7 +74,7 @@ class Service:
             TiergateError: as the operation says; the edge renders it.
         """
         operation = self._operations.get(call.operation)
-        if operation is None:
+        if operation is None or call.forwards or not is_owned(call.operation, call.params):
             return await self._through.forward_any(call)
         return await operation(call)
 

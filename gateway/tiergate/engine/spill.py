@@ -11,7 +11,7 @@ from tiergate.engine.calls import Call
 from tiergate.engine.ground import Ground
 from tiergate.engine.rooms import Rooms, log_name
 from tiergate.engine.through import ProvedStream, Through
-from tiergate.errors import OriginError, OriginRefusedError, OverloadedError
+from tiergate.errors import OriginRefusedError, OverloadedError
 from tiergate.model import Part, Role, Upload, Version
 from tiergate.origin.client import Condition
 from tiergate.origin.stamp import stamp_header
@@ -34,12 +34,7 @@ class Spill:
         spill_id = await self._begun(upload)
         self._rooms.metrics.through_writes.inc(1, "part")
         proved = ProvedStream(call.body)
-        try:
-            etag = await self._rooms.origin.upload_part(call.name, spill_id, number, size, proved.pieces, {})
-        except OriginError as error:
-            if proved.failure is not None:
-                raise proved.failure from error
-            raise
+        etag = await self._rooms.origin.upload_part(call.name, spill_id, number, size, proved.pieces, {})
         now_s = int(self._rooms.clock.wall_s())
         part = Part(number, proved.body_of(uid, size), etag, now_s, proved.checksums, spilled_etag=etag)
         replaced = await self._rooms.directory.put_part(upload.upload_id, part)
@@ -89,7 +84,9 @@ class Spill:
             OriginError: the origin failed; the upload stands and may be completed again.
         """
         spill_id = await self._begun(upload)
-        parts = [part if part.spilled_etag else await self._move(upload, spill_id, part) for part in version.parts]
+        parts = [
+            part if part.spilled_etag else await self._move(upload, spill_id, part) for part in version.parts
+        ]
         await self._through.turn.come(upload.name, role, ground.start_revision)
         seen = await self._rooms.directory.get(upload.name)
         pairs = [(part.number, part.spilled_etag) for part in parts]

@@ -5,6 +5,7 @@ of its key; then its bytes go to the origin as they arrive, and the acknowledgem
 """
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 from tiergate.directory.base import Intent
 from tiergate.engine.acks import ACK_HEADER, ACK_ORIGIN
@@ -12,13 +13,13 @@ from tiergate.engine.calls import Answer, Call, IncomingBody
 from tiergate.engine.current import Resolver
 from tiergate.engine.forwarding import forward
 from tiergate.engine.identity import Description
+from tiergate.engine.owned import MAKES_VISIBLE
 from tiergate.engine.rooms import Rooms, log_name
 from tiergate.engine.turn import Turn
-from tiergate.errors import ConflictError, OriginError, OverloadedError, RequestError
+from tiergate.errors import ConflictError, OverloadedError, RequestError
 from tiergate.model import (
     BLOCK_BYTES,
     BLOCK_CHECKSUM_BYTES,
-    NO_BASE,
     UNKNOWN_BASE,
     Body,
     ObjectName,
@@ -29,9 +30,12 @@ from tiergate.model import (
 from tiergate.origin.client import Condition, PutAnswer
 from tiergate.origin.stamp import stamp_header
 from tiergate.s3.checksums import block_checksum
-from tiergate.s3.operations import render
+from tiergate.s3.copysource import parse_copy_source
+from tiergate.s3.operations import parse
 
 COMMIT_ATTEMPTS_COUNT = 8
+
+DOCUMENT_LIMIT_BYTES = 4 << 20
 
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -46,7 +50,6 @@ class ProvedStream:
         self._block_crc = 0
         self._block_bytes = 0
         self.checksums: dict[str, str] = {}
-        self.failure: Exception | None = None
         self.begun = False
 
     def pieces(self) -> AsyncIterator[bytes | memoryview]:
@@ -62,16 +65,12 @@ class ProvedStream:
 
     async def _pieces(self) -> AsyncIterator[bytes | memoryview]:
         held: bytes | memoryview | None = None
-        try:
-            async for piece in self._body.pieces():
-                if held is not None:
-                    yield held
-                self._count(piece)
-                held = piece
-            self.checksums = await self._body.verify()
-        except Exception as error:
-            self.failure = error
-            raise
+        async for piece in self._body.pieces():
+            if held is not None:
+                yield held
+            self._count(piece)
+            held = piece
+        self.checksums = await self._body.verify()
         if held is not None:
             yield held
 
@@ -124,18 +123,23 @@ class Through:
         draft = Version(
             uid, size, "", int(now_s), (), described.headers, described.metadata, described.tagging
         )
-        try:
-            answer = await self._rooms.origin.put_object(
-                call.name, size, stream.pieces, upload_headers(draft, call), condition_of(call)
-            )
-        except OriginError as error:
-            if stream.failure is not None:
-                raise stream.failure from error
-            raise
+        answer = await self._rooms.origin.put_object(
+            call.name, size, stream.pieces, upload_headers(draft, call), condition_of(call)
+        )
         version = self._version(draft, stream, answer)
-        await self.commit(call.name, version, answer.etag, Intent(
-            role, start_revision, now_s, UNKNOWN_BASE, guard=seen.guard, conditional="if-match" in call.headers
-        ))
+        await self.commit(
+            call.name,
+            version,
+            answer.etag,
+            Intent(
+                role,
+                start_revision,
+                now_s,
+                UNKNOWN_BASE,
+                guard=seen.guard,
+                conditional="if-match" in call.headers,
+            ),
+        )
         headers = dict(answer.headers)
         headers[ACK_HEADER] = ACK_ORIGIN
         return Answer(200, headers)
@@ -172,7 +176,12 @@ class Through:
                 if there is None or there.etag != origin_etag:
                     return
                 intent = Intent(
-                    intent.role, intent.start_revision, intent.now_s, intent.base, seen.guard, intent.conditional
+                    intent.role,
+                    intent.start_revision,
+                    intent.now_s,
+                    intent.base,
+                    seen.guard,
+                    intent.conditional,
                 )
                 continue
             self._rooms.let_go(committed.replaced)
@@ -193,7 +202,15 @@ class Through:
         """
         bucket, key = call.target.bucket, call.target.key
         if bucket and key:
-            return await self.forward_settled(call, [call.name])
+            names = [call.name, *named_source(call)]
+            if call.operation in MAKES_VISIBLE:
+                return await self.forward_write(call, names)
+            return await self.forward_settled(call, names)
+        if call.operation == "DeleteObjects":
+            document = call.document or await call.body.read(DOCUMENT_LIMIT_BYTES)
+            params = parse(call.operation, call.target, call.headers, document)
+            names = [ObjectName(bucket, item["Key"]) for item in params["Delete"]["Objects"]]
+            return await self.forward_settled(replace(call, document=document), names)
         if bucket and call.method == "DELETE" and not call.target.query:
             if await self._rooms.directory.scan_unpersisted(bucket, "", "", 1):
                 raise RequestError(
@@ -221,7 +238,7 @@ class Through:
         """Pass on a request that makes `call.name` visible in the origin: it waits for the fence like any write."""
         start_revision = await self._rooms.directory.revision()
         await self.turn.settle(names)
-        role = self._rooms.markers.role_of(call.name, 0)
+        role = self._rooms.markers.role_of(call.name, call.body.size_bytes or 0)
         await self.turn.come(call.name, role, start_revision)
         return await self._changing(call, [call.name])
 
@@ -233,6 +250,13 @@ class Through:
                 self._rooms.let_go(await self._rooms.directory.forget(name, None))
         answer.headers.setdefault(ACK_HEADER, ACK_ORIGIN)
         return answer
+
+
+def named_source(call: Call) -> list[ObjectName]:
+    """The source of a copy, which must be in the origin before the copy is done there."""
+    header = call.headers.get("x-amz-copy-source")
+    named = parse_copy_source(header) if header else None
+    return [ObjectName(named[0], named[1])] if named else []
 
 
 def upload_headers(version: Version, call: Call) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Waiting inside a request for what must reach the origin first: bounded, and named when it does not come."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from tiergate.engine.rooms import Rooms, log_name
 from tiergate.errors import OverloadedError
@@ -28,7 +29,7 @@ class Turn:
             OverloadedError: not in time, or one of them is quarantined.
         """
         for name in names:
-            await self._wait(name, lambda name=name: self._is_settled(name))
+            await self._wait(name, partial(self._is_settled, name))
 
     async def settle_prefix(self, bucket: str, prefix: str) -> None:
         """Wait until nothing is pending under a prefix.
@@ -67,7 +68,10 @@ class Turn:
                 return False
             view = PendingView(await self._rooms.directory.pending())
             mode = self._rooms.fence_of(name)
-            return blockers(subject, view, mode, self._rooms.clock.wall_s(), self._rooms.settings.marker_quiet_s) is None
+            return (
+                blockers(subject, view, mode, self._rooms.clock.wall_s(), self._rooms.settings.marker_quiet_s)
+                is None
+            )
 
         await self._wait(name, open_)
         if await self._base(name) != NO_BASE:
@@ -83,7 +87,9 @@ class Turn:
     async def _is_settled(self, name: ObjectName) -> bool:
         pending = (await self._rooms.directory.get(name)).pending
         if pending is not None and pending.quarantined:
-            raise OverloadedError("an earlier write of this key is quarantined", retry_after_s=30, **log_name(name))
+            raise OverloadedError(
+                "an earlier write of this key is quarantined", retry_after_s=30, **log_name(name)
+            )
         return pending is None
 
     async def _wait(self, name: ObjectName, done: Callable[[], Awaitable[bool]]) -> None:
@@ -92,7 +98,9 @@ class Turn:
         look_s = FIRST_LOOK_S
         while not await done():
             if clock.monotonic_s() >= deadline_s:
-                raise OverloadedError("what must reach the origin first did not", retry_after_s=5, **log_name(name))
+                raise OverloadedError(
+                    "what must reach the origin first did not", retry_after_s=5, **log_name(name)
+                )
             self._rooms.wake()
             await clock.sleep(look_s)
             look_s = min(look_s * 2, LAST_LOOK_S)

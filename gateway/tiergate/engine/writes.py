@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tiergate.directory.base import Committed, Intent
+from tiergate.engine.acks import ACK_HEADER, ACK_MEMORY
 from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call
 from tiergate.engine.current import Resolver
-from tiergate.engine.acks import ACK_HEADER, ACK_MEMORY
 from tiergate.engine.ground import Ground, WriteConditions
 from tiergate.engine.identity import KEPT_HEADERS, Description, put_etag, put_version
 from tiergate.engine.intake import Intake

@@ -291,6 +291,25 @@ class Memory:
                     found.append((uid, holder, row))
         return found
 
+    def settle_holders(self, owed: set[str], mark: Mark) -> None:
+        """Let bytes be evicted that the origin has: those of holders that are dirty here, are not in `owed` (read from
+        the directory after `mark` was taken) and did not change since."""
+        stale: list[tuple[bytes, bytes, HolderRow]] = []
+        with self._store.read() as txn:
+            for key, value in scan(txn, self._store.tables.holders, b""):
+                uid, holder = split_pair(key)
+                row = HolderRow.unpack(value)
+                is_old = row.dirty and not row.claim and row.since <= mark.sequence
+                if is_old and holder.decode() not in owed:
+                    stale.append((uid, holder, row))
+
+        def settle(inventory: Inventory, seen: tuple[bytes, bytes, HolderRow]) -> None:
+            uid, holder, row = seen
+            if inventory.holder_row(uid, holder) == row:
+                inventory.clean(uid, holder)
+
+        self._each(stale, settle)
+
     def grow(self) -> bool:
         """Add one slab ahead of need, so that writers meet warm pages; False when budget or file system
         end it. Takes as long as filling `slab_bytes` with zeros."""

@@ -163,7 +163,7 @@ class Receiving(_Writer):
         return [self._shape.block_size_bytes(index) for index in range(self._laid_out, last)]
 
     def _lay(self, blocks: list[list[Extent]]) -> None:
-        self._laid.extend(self._store.views(extents) for extents in blocks)
+        self._laid.extend(self._store.fresh_views(extents) for extents in blocks)
         self._laid_out += len(blocks)
 
     def _advance(self) -> None:
@@ -211,7 +211,7 @@ class BlockReceiving(_Writer):
         self._index = index
         self._holder = holder
         self._open = True
-        self._start_block(store.views(extents), body.block_size_bytes(index))
+        self._start_block(store.fresh_views(extents), body.block_size_bytes(index))
 
     def seal(self) -> None:
         """Check the block and make it visible, clean for its holder.

@@ -148,6 +148,12 @@ class Store:
         """The mapped bytes of some extents."""
         return [self.slabs.view(offset, length) for offset, length in extents]
 
+    def fresh_views(self, extents: list[Extent]) -> list[memoryview]:
+        """Like `views`, for bytes that are about to be written."""
+        for offset, length in extents:
+            self.slabs.warm(offset, length)
+        return self.views(extents)
+
     @contextmanager
     def read(self) -> Iterator[Txn]:
         """A read transaction: one moment's state."""
@@ -214,6 +220,7 @@ class Store:
                 return False
             try:
                 self.slabs.grow(grown, length)
+                self.slabs.warm(grown, length)
             except MemoryFullError:
                 self._full_until_s = self._clock.monotonic_s() + FULL_RETRY_S
                 return False

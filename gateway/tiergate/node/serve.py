@@ -74,12 +74,8 @@ def serve(
         clear_folder(folders)
         if not is_on_tmpfs(root):
             log.warning("memory_dir is not on a tmpfs, bytes may go to a disk", folder=root)
-        log.info(
-            "starting", folder=root, memory_limit=format_size(limit_bytes), workers=settings.workers_count
-        )
-        _serve_locked(
-            settings, folders, lock, on_ready, entries or Entries(), policy or RestartPolicy(), clock
-        )
+        log.info("starting", folder=root, memory_limit=format_size(limit_bytes), workers=settings.workers_count)
+        _serve_locked(settings, folders, lock, on_ready, entries or Entries(), policy or RestartPolicy(), clock)
     finally:
         lock.close()
 

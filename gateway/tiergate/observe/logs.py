@@ -67,9 +67,7 @@ class Log:
         """The exception being handled is one nobody expected; with its traceback."""
         self._write(logging.ERROR, event, fields, sys.exception())
 
-    def _write(
-        self, level: int, event: str, fields: Mapping[str, object], error: BaseException | None = None
-    ) -> None:
+    def _write(self, level: int, event: str, fields: Mapping[str, object], error: BaseException | None = None) -> None:
         if self._logger.isEnabledFor(level):
             merged = {**_context.get(), **fields}
             self._logger.log(level, "%s", event, extra={_FIELDS: merged}, exc_info=error)

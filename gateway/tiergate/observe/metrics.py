@@ -109,9 +109,7 @@ class Metrics:
 
     def _declare_requests(self) -> None:
         counter, gauge = self._counter, self._gauge
-        self.requests = counter(
-            "http_requests", "requests", "Client requests answered.", "operation", "status"
-        )
+        self.requests = counter("http_requests", "requests", "Client requests answered.", "operation", "status")
         self.request_seconds = self._seconds(
             "http_request_duration", "Time from a request's header to its last byte.", "operation"
         )
@@ -131,18 +129,14 @@ class Metrics:
         self.refused_loops = counter(
             "http_refused_loops", "requests", "Requests refused because this gateway had sent them."
         )
-        self.broken_invariants = counter(
-            "http_broken_invariants", "errors", "Internal errors: each is a bug."
-        )
+        self.broken_invariants = counter("http_broken_invariants", "errors", "Internal errors: each is a bug.")
 
     def _declare_reads(self) -> None:
         counter = self._counter
         self.reads = counter("read_bodies", "reads", "Bodies served, by the tier that had them.", "tier")
         self.read_bytes = counter("read_bytes", "bytes", "Bytes served, by the tier that had them.", "tier")
         self.fills = counter("read_fills", "blocks", "Blocks fetched from the origin into memory.")
-        self.filled_bytes = counter(
-            "read_filled_bytes", "bytes", "Bytes fetched from the origin into memory."
-        )
+        self.filled_bytes = counter("read_filled_bytes", "bytes", "Bytes fetched from the origin into memory.")
         self.shared_fills = counter(
             "read_shared_fills", "reads", "Reads that waited for a fetch another one had begun."
         )
@@ -160,12 +154,8 @@ class Metrics:
     def _declare_memory(self) -> None:
         counter, computed = self._counter, self._computed
         self.memory_limit_bytes = computed("memory_limit_bytes", "bytes", "The memory budget.")
-        self.memory_used_bytes = computed(
-            "memory_used_bytes", "bytes", "Used part of the budget, by use.", "use"
-        )
-        self.memory_wasted_bytes = computed(
-            "memory_wasted_bytes", "bytes", "Bytes of slabs in use that hold no body."
-        )
+        self.memory_used_bytes = computed("memory_used_bytes", "bytes", "Used part of the budget, by use.", "use")
+        self.memory_wasted_bytes = computed("memory_wasted_bytes", "bytes", "Bytes of slabs in use that hold no body.")
         self.evictions = counter("memory_evictions", "bodies", "Bodies evicted.")
         self.evicted_bytes = counter("memory_evicted_bytes", "bytes", "Bytes evicted.")
         self.refused_admissions = counter(
@@ -182,9 +172,7 @@ class Metrics:
             "source",
         )
         self.directory_objects = computed("directory_objects", "objects", "Known keys, by state.", "state")
-        self.directory_uploads = computed(
-            "directory_uploads", "uploads", "Multipart uploads of clients in progress."
-        )
+        self.directory_uploads = computed("directory_uploads", "uploads", "Multipart uploads of clients in progress.")
         self.directory_used_bytes = computed("directory_used_bytes", "bytes", "Size of the directory.")
         self.conflicts = counter("directory_conflicts", "commits", "Commits that had to be decided again.")
 
@@ -193,9 +181,7 @@ class Metrics:
         self.pending_writes = computed(
             "writeback_pending_writes", "writes", "Writes that the origin does not hold yet.", "kind"
         )
-        self.pending_bytes = computed(
-            "writeback_pending_bytes", "bytes", "Bytes the origin does not hold yet."
-        )
+        self.pending_bytes = computed("writeback_pending_bytes", "bytes", "Bytes the origin does not hold yet.")
         self.oldest_pending_seconds = computed(
             "writeback_oldest_pending_seconds", "seconds", "Age of the oldest write the origin lacks."
         )
@@ -225,12 +211,8 @@ class Metrics:
         self.through_writes = counter(
             "writeback_through_writes", "writes", "Writes put through to the origin, by reason.", "reason"
         )
-        self.slowed_writes = counter(
-            "writeback_slowed_writes", "writes", "Writes slowed down by the loss bound."
-        )
-        self.refused_writes = counter(
-            "writeback_refused_writes", "writes", "Writes refused by the loss bound."
-        )
+        self.slowed_writes = counter("writeback_slowed_writes", "writes", "Writes slowed down by the loss bound.")
+        self.refused_writes = counter("writeback_refused_writes", "writes", "Writes refused by the loss bound.")
 
     def _declare_origin(self) -> None:
         counter = self._counter

@@ -133,7 +133,7 @@ class OriginPage:
 
     def __post_init__(self) -> None:
         names = [entry.key for entry in self.entries] + list(self.common_prefixes)
-        object.__setattr__(self, "last_key", max(names, default=""))
+        object.__setattr__(self, "last_key", max(names, key=str.encode, default=""))
 
 
 def lower_names(headers: Sequence[tuple[str, str]]) -> dict[str, str]:

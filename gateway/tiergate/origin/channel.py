@@ -57,8 +57,8 @@ class Channel:
         Raises:
             ConfigError: the endpoint is no URL.
         """
-        self._chain = chain or CredentialChain(clock)
-        region = settings.region or self._chain.region() or DEFAULT_REGION
+        self.chain = chain or CredentialChain(clock)
+        region = settings.region or self.chain.region() or DEFAULT_REGION
         self._endpoint = Endpoint(settings.endpoint, region)
         self._node_id = node_id
         self._clock = clock
@@ -94,7 +94,7 @@ class Channel:
             url,
             headers,
             _payload_hash(request.body),
-            await self._chain.frozen(),
+            await self.chain.frozen(),
             self._endpoint.region_of(request.bucket),
             self._clock.wall_s(),
         )
@@ -129,22 +129,18 @@ class Channel:
                 return await read(answer)
             raise (await self.refusal(request, answer)).error
 
-        return await self.retry.run(
-            attempt, tries, method=request.method, bucket=request.bucket, key=request.key
-        )
+        return await self.retry.run(attempt, tries, method=request.method, bucket=request.bucket, key=request.key)
 
     async def refusal(self, request: OriginRequest, answer: OriginAnswer) -> Refusal:
         """What an answer that is no success means. Reads and closes it; learns a bucket's region."""
         body = await answer.read(MAX_ERROR_BYTES)
         fault = fault_of(answer.status, answer.headers, body)
-        moved = is_redirect(answer.status, fault) and self._endpoint.learn_region(
-            request.bucket, fault.region
-        )
+        moved = is_redirect(answer.status, fault) and self._endpoint.learn_region(request.bucket, fault.region)
         if request.method == "HEAD" and not moved:
             fault = await self._explain_head(request, answer.status, fault)
         error = error_of(answer.status, answer.headers, body, fault, bucket=request.bucket, key=request.key)
         if isinstance(error, OriginCredentialsError):
-            self._chain.forget()
+            self.chain.forget()
         return Refusal(error, body, moved)
 
     async def _explain_head(self, request: OriginRequest, status: int, fault: Fault) -> Fault:

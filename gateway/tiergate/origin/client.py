@@ -53,7 +53,7 @@ __all__ = [
     "PutAnswer",
 ]
 
-Chunks = Callable[[], AsyncIterator[memoryview]] | Callable[[], AsyncIterator[bytes]]
+Chunks = Callable[[], AsyncIterator[bytes | memoryview]]
 """Begins a body anew. A piece must stay as it is until the next one is asked for; it is not copied."""
 
 MAX_DOCUMENT_BYTES = 32 << 20
@@ -244,9 +244,7 @@ class OriginClient:
             return await self._conditionally(condition or Condition.none(), send)
         except OriginRefusedError as refused:
             if refused.code == "NoSuchUpload" and tries.count > 1:
-                raise OriginTemporaryError(
-                    "the outcome of an earlier try is unknown", key=name.key
-                ) from refused
+                raise OriginTemporaryError("the outcome of an earlier try is unknown", key=name.key) from refused
             raise
 
     async def abort_multipart_upload(self, name: ObjectName, upload_id: str) -> None:

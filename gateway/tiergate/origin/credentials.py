@@ -30,9 +30,7 @@ class CredentialChain:
     """The credentials of this process, refreshed as they expire, looked up anew after the origin refused
     them."""
 
-    def __init__(
-        self, clock: Clock, make_session: Callable[[], botocore.session.Session] = standard_session
-    ) -> None:
+    def __init__(self, clock: Clock, make_session: Callable[[], botocore.session.Session] = standard_session) -> None:
         self._clock = clock
         self._make_session = make_session
         self._credentials: Credentials | None = None
@@ -63,9 +61,7 @@ class CredentialChain:
             else:
                 found = credentials.get_frozen_credentials()
         except (BotoCoreError, ClientError) as error:
-            raise OriginCredentialsError(
-                403, "ExpiredToken", "the credentials cannot be refreshed"
-            ) from error
+            raise OriginCredentialsError(403, "ExpiredToken", "the credentials cannot be refreshed") from error
         if not found.access_key or not found.secret_key:
             raise OriginCredentialsError(403, "InvalidAccessKeyId", "the AWS chain's credentials are empty")
         return Keys(found.access_key, found.secret_key, found.token)
@@ -79,9 +75,7 @@ class CredentialChain:
         try:
             found = await asyncio.to_thread(lambda: self._make_session().get_credentials())
         except (BotoCoreError, ClientError) as error:
-            raise OriginCredentialsError(
-                403, "InvalidAccessKeyId", "the credentials' source failed"
-            ) from error
+            raise OriginCredentialsError(403, "InvalidAccessKeyId", "the credentials' source failed") from error
         if found is None:
             raise OriginCredentialsError(403, "InvalidAccessKeyId", "the AWS chain has no credentials")
         return found

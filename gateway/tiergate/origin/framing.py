@@ -42,9 +42,7 @@ def framed_size_bytes(size_bytes: int, trailer_name: str) -> int:
     """
     digest_chars = _DIGEST_CHARS.get(trailer_name.lower())
     if digest_chars is None:
-        raise RequestError(
-            "InvalidRequest", "The value specified in the x-amz-trailer header is not supported"
-        )
+        raise RequestError("InvalidRequest", "The value specified in the x-amz-trailer header is not supported")
     whole, rest = divmod(size_bytes, CHUNK_BYTES)
     total = whole * (len(_chunk_head(CHUNK_BYTES)) + CHUNK_BYTES + 2)
     total += (len(_chunk_head(rest)) + rest + 2) if rest else 0

@@ -10,7 +10,6 @@ from tiergate.origin.documents import Document
 from tiergate.origin.refusals import error_of, fault_of
 from tiergate.origin.wire import MAX_ERROR_BYTES, OriginAnswer
 
-
 _STATUSES = {
     "ConditionalRequestConflict": 409,
     "InternalError": 500,

@@ -40,9 +40,7 @@ _CREDENTIAL_CODES = frozenset(
         "TokenRefreshRequired",
     }
 )
-_REDIRECT_CODES = frozenset(
-    {"AuthorizationHeaderMalformed", "PermanentRedirect", "Redirect", "TemporaryRedirect"}
-)
+_REDIRECT_CODES = frozenset({"AuthorizationHeaderMalformed", "PermanentRedirect", "Redirect", "TemporaryRedirect"})
 
 # For answers without a body, as those to HEAD.
 _CODES = {

@@ -35,9 +35,7 @@ class Retry:
     https://aws.amazon.com/builders-library/timeouts-retries-and-backoff-with-jitter/
     """
 
-    def __init__(
-        self, clock: Clock, attempts_count: int, base_s: float, cap_s: float, limit_s: float
-    ) -> None:
+    def __init__(self, clock: Clock, attempts_count: int, base_s: float, cap_s: float, limit_s: float) -> None:
         self._clock = clock
         self._attempts_count = attempts_count
         self._base_s = base_s
@@ -49,9 +47,7 @@ class Retry:
     def attempts_count(self) -> int:
         return self._attempts_count
 
-    async def run(
-        self, attempt: Callable[[], Awaitable[T]], tries: Tries | None = None, **context: object
-    ) -> T:
+    async def run(self, attempt: Callable[[], Awaitable[T]], tries: Tries | None = None, **context: object) -> T:
         """Call `attempt` until it does not end in a temporary error.
 
         Raises:

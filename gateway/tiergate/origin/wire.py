@@ -125,8 +125,7 @@ class OriginAnswer:
         self.status = response.status
         self.reason = response.reason or ""
         self.headers: list[tuple[str, str]] = [
-            (name.decode("latin-1"), value.decode("utf-8", "surrogateescape"))
-            for name, value in response.raw_headers
+            (name.decode("latin-1"), value.decode("utf-8", "surrogateescape")) for name, value in response.raw_headers
         ]
 
     @property
@@ -168,9 +167,10 @@ class OriginAnswer:
     async def close(self) -> None:
         """Let the connection go, for reuse if request and answer are through. May be called twice."""
         payload, self._payload = self._payload, None
-        if payload is not None and payload.unsent():
+        is_unsent = payload is not None and payload.unsent()
+        if payload is not None and is_unsent:
             payload.cut()
-        if self._response.content.at_eof():
+        if self._response.content.at_eof() and not is_unsent:
             self._response.release()
         else:
             self._response.close()
@@ -182,9 +182,7 @@ class Wire:
     """The connections of this process to the origin. Opened on first use, inside a running loop."""
 
     def __init__(self, connect_timeout_s: float, read_timeout_s: float, connections_count: int) -> None:
-        self._timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s
-        )
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s)
         self._stall_s = read_timeout_s
         self._connections_count = connections_count
         self._session: aiohttp.ClientSession | None = None
@@ -238,9 +236,7 @@ class Wire:
         return OriginAnswer(response, payload)
 
 
-async def _translated(
-    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
-) -> aiohttp.ClientResponse:
+async def _translated(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
     try:
         return await handler(request)
     except TiergateError:

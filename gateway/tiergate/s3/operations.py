@@ -15,7 +15,7 @@ from tiergate.s3.encode import render
 from tiergate.s3.servicemodel import Field, Level
 from tiergate.s3.target import Target, split_target
 
-__all__ = ["Target", "parse", "render", "resolve", "split_target", "unknown_parts"]
+__all__ = ["Target", "fold_headers", "parse", "render", "resolve", "split_target", "unknown_parts"]
 
 # SigV4's and SigV2's presigned parameters, and the operation's name that newer SDKs add for logs.
 _PROTOCOL_QUERY = SIGNING_QUERY | {"awsaccesskeyid", "signature", "expires", "x-id"}

@@ -102,7 +102,8 @@ class Admin:
                 "in_flight": self._uploader.in_flight_count,
                 "writes": [shown(write, now_s) for write in pending[:SHOWN_COUNT]],
                 "fenced": [
-                    shown(write, now_s) | {"waits": str(blocked)} for write, blocked in held_back[:SHOWN_COUNT]
+                    shown(write, now_s) | {"waits": str(blocked)}
+                    for write, blocked in held_back[:SHOWN_COUNT]
                 ],
                 "quarantined": [
                     shown(write, now_s) | {"reason": write.quarantined} for write in quarantined[:SHOWN_COUNT]

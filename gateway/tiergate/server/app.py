@@ -18,7 +18,7 @@ READ_BUFFER_BYTES = 1 << 20
 """How much of a body may wait in a connection before reading from the socket pauses."""
 
 
-class S3Connection(RequestHandler[Any]):
+class S3Connection(RequestHandler):
     """A connection whose protocol errors are S3 documents."""
 
     def handle_error(
@@ -46,14 +46,16 @@ def protocol_error(status: int, exc: BaseException | None) -> Exception:
     """S3's word for what the HTTP parser refuses."""
     if isinstance(exc, LineTooLong):
         if re.search(r"header|field", str(exc.message), re.I):
-            return RequestError("RequestHeaderSectionTooLarge", "Your request header section exceeds the maximum size.")
+            return RequestError(
+                "RequestHeaderSectionTooLarge", "Your request header section exceeds the maximum size."
+            )
         return RequestError("InvalidURI", "Couldn't parse the specified URI.")
     if isinstance(exc, BadHttpMessage) or status < 500:
         return RequestError("BadRequest", "An error occurred when parsing the HTTP request.")
     return exc if isinstance(exc, Exception) else RuntimeError("handler failed")
 
 
-class S3Server(web.Server[Any]):
+class S3Server(web.Server):
     """Makes `S3Connection`s."""
 
     def __init__(self, handler: Handler, max_header_bytes: int, idle_timeout_s: float) -> None:

@@ -14,7 +14,6 @@ from tiergate.observe.logs import get_logger
 from tiergate.server.admin import Admin
 from tiergate.server.wiring import open_rooms, open_uploader
 from tiergate.writeback.recovery import recover
-from tiergate.writeback.uploader import Uploader
 
 log = get_logger(__name__)
 

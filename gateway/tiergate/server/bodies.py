@@ -9,7 +9,7 @@ from aiohttp.streams import StreamReader
 
 from tiergate.engine.calls import Framing
 from tiergate.errors import RequestError
-from tiergate.s3.checksums import BodyVerifier
+from tiergate.s3.bodyverifier import BodyVerifier
 from tiergate.s3.chunked import ChunkedDecoder
 
 HASH_BATCH_BYTES = 1 << 20

@@ -22,7 +22,7 @@ from tiergate.s3.auth import authenticate, headers_in_query
 from tiergate.s3.bodyverifier import BodyVerifier, unknown_algorithms
 from tiergate.s3.chunked import ChunkedDecoder, is_chunked
 from tiergate.s3.errors import error_code, render_error
-from tiergate.s3.operations import Target, parse, resolve, split_target, unknown_parts
+from tiergate.s3.operations import Target, fold_headers, parse, resolve, split_target, unknown_parts
 from tiergate.s3.sigv4 import Head, SecretFor, Verified, describe
 from tiergate.server.bodies import ClientGoneError, WireBody
 
@@ -126,19 +126,23 @@ class Pipeline:
         """Who asks for what; the headers, lower case, with those a presigned URL carries in its query."""
         if self._node_id in request.headers.get(VIA_HEADER, ""):
             self._metrics.refused_loops.inc()
-            raise RequestError("InvalidRequest", "This request came from this gateway: its origin points at itself.")
+            raise RequestError(
+                "InvalidRequest", "This request came from this gateway: its origin points at itself."
+            )
         target = split_target(head.raw_target, request.headers.get("Host", ""), self._settings.host_suffixes)
-        verified = self._verify(head)
-        headers = {name.lower(): value for name, value in request.headers.items()}
+        host_bucket = target.bucket if not head.raw_path.startswith(f"/{target.bucket}") else None
+        verified = self._verify(head, host_bucket)
+        headers = fold_headers(request.headers)
         if verified.presigned:
             headers = headers_in_query(head) | headers
         return verified, target, headers
 
-    def _verify(self, head: Head) -> Verified:
-        if self._secret_for is None:
+    def _verify(self, head: Head, host_bucket: str | None) -> Verified:
+        secret_for = self._secret_for
+        if secret_for is None:
             return describe(head)
         try:
-            verified = authenticate(head, self._secret_for, self._clock.wall_s())
+            verified = authenticate(head, secret_for, self._clock.wall_s(), host_bucket=host_bucket)
         except RequestError as refused:
             self._metrics.refused_signatures.inc(1, refused.code)
             raise
@@ -160,10 +164,13 @@ class Pipeline:
             size_bytes = declared_length(headers)
             trailer = headers.get("x-amz-trailer", "")
             decoder = ChunkedDecoder(size_bytes, verified.chunk_signer, trailer.split(",") if trailer else ())
-        operation_checks = "uploadId" not in head.raw_query or request.method != "POST"
-        known = head.headers if not unknown_algorithms(headers.items()) else ()
-        pairs = [(name, value) for name, value in headers.items()] if known else []
-        verifier = BodyVerifier(pairs, verified.payload, object_checksums=operation_checks)
+        # A completion's checksum headers speak of the object; an algorithm unknown here is the origin's to check.
+        completes = request.method == "POST" and "uploadId" in head.raw_query
+        verifier = BodyVerifier(
+            head.headers,
+            verified.payload,
+            object_checksums=not completes and not unknown_algorithms(head.headers),
+        )
         return WireBody(
             request,
             size_bytes,
@@ -199,7 +206,7 @@ class Pipeline:
                 document = await body.read(DOCUMENT_LIMIT_BYTES)
             params = parse(operation, target, headers, document)
         return Call(
-            operation=FORWARD if forwards or operation is None else operation,
+            operation=operation or FORWARD,
             method=request.method,
             target=target,
             raw_query=unsigned_query(head.raw_query),
@@ -208,6 +215,7 @@ class Pipeline:
             body=body,
             request_id=story.request_id,
             document=document,
+            forwards=bool(forwards),
         )
 
     # -- out
@@ -228,7 +236,9 @@ class Pipeline:
         except TiergateError as error:
             # The head is out: only a broken connection can still say that the body is not whole.
             self._metrics.broken_requests.inc(1, "gateway")
-            log.error("answer broken off", operation=story.operation, error=f"{type(error).__name__}: {error}")
+            log.error(
+                "answer broken off", operation=story.operation, error=f"{type(error).__name__}: {error}"
+            )
             raise ConnectionError("answer broken off") from error
         finally:
             await answer.body.close()
@@ -264,7 +274,7 @@ class Pipeline:
         code = error_code(error)
         if isinstance(error, InvariantError) or not isinstance(error, TiergateError):
             self._metrics.broken_invariants.inc()
-            log.exception("internal error", error, operation=story.operation, resource=story.resource)
+            log.exception("internal error", error=error, operation=story.operation, resource=story.resource)
         else:
             fields = error.context | {"operation": story.operation, "resource": story.resource}
             log.info("refused", code=code, reason=error.message, **fields)

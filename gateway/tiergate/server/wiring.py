@@ -1,5 +1,6 @@
 """Opens the rooms of one process and connects them; whoever opens them closes them."""
 
+import asyncio
 import hashlib
 import uuid
 from collections.abc import AsyncIterator
@@ -23,6 +24,11 @@ from tiergate.writeback.uploader import Uploader, UploaderSettings
 from tiergate.writeback.withdrawal import Withdrawals
 
 MIB = 1 << 20
+BEGUN_PER_SLOT = 8
+
+INDEX_SHARE = 32
+"""The inventory may use this part of the budget, up to a bound: some hundred bytes a body and block."""
+
 SLAB_SHARE = 16
 """A slab is this part of the budget, within bounds: few enough steps to grow, small enough not to overshoot."""
 
@@ -36,7 +42,8 @@ def memory_limits(settings: Settings) -> MemoryLimits:
     """How the budget is split: what the directory may not use is slabs and their inventory."""
     budget = settings.memory_limit_bytes - directory_bytes(settings)
     slab = min(64 * MIB, max(MIB, budget // SLAB_SHARE // MIB * MIB))
-    return MemoryLimits(budget_bytes=budget, index_bytes=max(2 * MIB, budget // 64), slab_bytes=slab)
+    index = min(max(MIB, budget // INDEX_SHARE), 64 * MIB + budget // 8192)
+    return MemoryLimits(budget_bytes=budget, index_bytes=index, slab_bytes=slab)
 
 
 @asynccontextmanager
@@ -48,9 +55,9 @@ async def open_rooms(context: ChildContext) -> AsyncIterator[Rooms]:
     """
     settings, clock = context.settings, SystemClock()
     metrics = Metrics.open(context.metrics_file)
-    memory = Memory.open(context.folders.root, memory_limits(settings), clock)
+    memory = Memory.open(context.folders.slabs, memory_limits(settings), clock)
     directory = EmbeddedDirectory.open(context.folders.index / "directory", directory_bytes(settings))
-    async with OriginClient.open(origin_settings(settings), clock) as origin:
+    async with OriginClient(origin_settings(settings), node_id(context.folders.root), clock) as origin:
         markers = Markers(lambda bucket, key: settings.prefix_for(bucket, key).markers, settings.large_bytes)
         rooms = Rooms(
             settings=settings,
@@ -58,7 +65,7 @@ async def open_rooms(context: ChildContext) -> AsyncIterator[Rooms]:
             directory=directory,
             memory=memory,
             origin=origin,
-            forwarder=Forwarder(origin),
+            forwarder=Forwarder(origin.channel),
             markers=markers,
             withdrawals=Withdrawals(
                 directory, memory, origin, markers, clock, metrics, foreign_version, settings.revalidate_s
@@ -74,6 +81,21 @@ async def open_rooms(context: ChildContext) -> AsyncIterator[Rooms]:
             metrics.close()
 
 
+def origin_settings(settings: Settings) -> OriginSettings:
+    """How this node reaches its origin."""
+    return OriginSettings(
+        endpoint=settings.origin or None,
+        region=settings.region or None,
+        connect_timeout_s=settings.origin_connect_timeout_s,
+        read_timeout_s=settings.origin_read_timeout_s,
+        attempts_count=settings.origin_attempts_count,
+        backoff_base_s=settings.origin_backoff_s,
+        backoff_cap_s=settings.origin_backoff_max_s,
+        max_connections_count=settings.origin_connections_count,
+        conditional_writes=settings.conditional_writes,
+    )
+
+
 def open_uploader(rooms: Rooms) -> Uploader:
     """The node's write-back, for the one process that does it."""
     settings = rooms.settings
@@ -86,11 +108,14 @@ def open_uploader(rooms: Rooms) -> Uploader:
         rooms.metrics,
         SenderSettings(settings.writeback_concurrency_count, settings.origin_checksums),
     )
-    gate = Gate(rooms.directory, rooms.clock, rooms.fence_of, settings.marker_quiet_s)
+    slots = asyncio.Semaphore(settings.writeback_concurrency_count)
+    gate = Gate(rooms.directory, rooms.clock, rooms.fence_of, settings.marker_quiet_s, slots)
     bounds = UploaderSettings(
-        settings.writeback_concurrency_count, settings.origin_backoff_s, settings.origin_backoff_max_s
+        settings.writeback_concurrency_count * BEGUN_PER_SLOT,
+        settings.origin_backoff_s,
+        settings.origin_backoff_max_s,
     )
-    return Uploader(rooms.directory, sender, gate, rooms.clock, rooms.metrics, bounds)
+    return Uploader(rooms.directory, sender, gate, rooms.clock, rooms.metrics, bounds, slots)
 
 
 def node_id(root: Path) -> str:

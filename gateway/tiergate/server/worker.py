@@ -4,17 +4,20 @@ import asyncio
 import signal
 
 from tiergate.child import ChildContext
+from tiergate.clock import Clock
 from tiergate.config import ClientAuth, Settings
 from tiergate.engine.service import Service
-from tiergate.errors import invariant
+from tiergate.errors import InvariantError, OriginError
 from tiergate.observe.logs import get_logger
-from tiergate.origin.client import OriginClient
+from tiergate.origin.credentials import CredentialChain
 from tiergate.s3.sigv4 import SecretFor
 from tiergate.server.app import S3Server
 from tiergate.server.pipeline import Pipeline
 from tiergate.server.wiring import node_id, open_rooms
 
 log = get_logger(__name__)
+
+KEYS_INTERVAL_S = 60.0
 
 
 def run(context: ChildContext) -> None:
@@ -27,21 +30,32 @@ async def serve(context: ChildContext) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    listen = context.listen_socket
-    invariant(listen is not None, "a worker needs its socket")
+    if context.listen_socket is None:
+        raise InvariantError("a worker needs its socket")
     settings = context.settings
     async with open_rooms(context) as rooms:
         service = Service(rooms)
+        secret_for: SecretFor | None = None
+        keeper: asyncio.Task[None] | None = None
+        if settings.client_auth is ClientAuth.ORIGIN:
+            keys = OriginKeys(rooms.origin.channel.chain, rooms.clock)
+            await keys.refresh()
+            keeper = asyncio.create_task(keys.keep())
+            secret_for = keys.secret_for
+        elif settings.client_auth is ClientAuth.KEYS:
+            secret_for = own_keys(settings)
         pipeline = Pipeline(
             service,
             settings,
-            secrets_of(settings, rooms.origin),
+            secret_for,
             rooms.clock,
             rooms.metrics,
             node_id(context.folders.root),
         )
         server = S3Server(pipeline.handle, settings.max_header_bytes, settings.header_timeout_s)
-        listening = await loop.create_server(server, sock=listen, backlog=settings.connections_count)
+        listening = await loop.create_server(
+            server, sock=context.listen_socket, backlog=settings.connections_count
+        )
         context.report_ready()
         await stop.wait()
         log.info("draining")
@@ -49,14 +63,40 @@ async def serve(context: ChildContext) -> None:
         server.pre_shutdown()
         await server.shutdown(settings.shutdown_grace_s)
         await service.close()
+        if keeper is not None:
+            keeper.cancel()
 
 
-def secrets_of(settings: Settings, origin: OriginClient) -> SecretFor | None:
-    """Whose signatures are checked; None: nobody's."""
-    if settings.client_auth is ClientAuth.NONE:
-        return None
-    if settings.client_auth is ClientAuth.ORIGIN:
-        return origin.secret_of
+class OriginKeys:
+    """The origin's own keys as clients' keys. They are looked up anew regularly, as the chain refreshes them."""
+
+    def __init__(self, chain: CredentialChain, clock: Clock) -> None:
+        self._chain = chain
+        self._clock = clock
+        self._known: dict[str, str] = {}
+
+    async def refresh(self) -> None:
+        """Look the keys up; the previous ones stay valid for one more round, for clients that hold them."""
+        keys = await self._chain.frozen()
+        previous = list(self._known.items())[-1:]
+        self._known = dict([*previous, (keys.access_key, keys.secret_key)])
+
+    async def keep(self) -> None:
+        """Refresh until cancelled."""
+        while True:
+            await self._clock.sleep(KEYS_INTERVAL_S)
+            try:
+                await self.refresh()
+            except OriginError as error:
+                log.warning("the origin's keys could not be looked up; the known ones stay", error=error)
+
+    def secret_for(self, access_key: str) -> str | None:
+        """The secret of an access key, if it is the origin's."""
+        return self._known.get(access_key)
+
+
+def own_keys(settings: Settings) -> SecretFor:
+    """The one pair of keys that the configuration names."""
     known = settings.access_key_id
     secret = settings.secret_access_key
 

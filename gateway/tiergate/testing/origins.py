@@ -20,18 +20,8 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from tiergate.clock import SystemClock
-from tiergate.testing.faults import (
-    Action,
-    Answer,
-    Corrupt,
-    Cut,
-    FaultyOrigin,
-    Gate,
-    Hold,
-    Rule,
-    Seen,
-    Truncate,
-)
+from tiergate.testing.faults import FaultyOrigin
+from tiergate.testing.rules import Action, Answer, Corrupt, Cut, Gate, Hold, Rule, Seen, Truncate
 
 __all__ = [
     "Action",

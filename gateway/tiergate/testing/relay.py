@@ -39,9 +39,7 @@ async def read_head(reader: asyncio.StreamReader) -> Head | None:
     return Head(raw, (first, second, third), headers)
 
 
-async def read_body(
-    reader: asyncio.StreamReader, head: Head, until_close: bool
-) -> AsyncIterator[tuple[bytes, bytes]]:
+async def read_body(reader: asyncio.StreamReader, head: Head, until_close: bool) -> AsyncIterator[tuple[bytes, bytes]]:
     """The body as (bytes on the wire, bytes of payload in them). `until_close`: a message without a length
     ends with its connection (answers) rather than being empty (requests).
 

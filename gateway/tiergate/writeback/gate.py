@@ -16,7 +16,8 @@ from tiergate.writeback.fence import Blocked, FenceMode, PendingView, blockers
 
 
 class Gate:
-    """The fence in action for one node's uploader."""
+    """The fence in action for one node's uploader. `slots` bounds how much is worked on at a time; a write that waits
+    for its turn gives its slot away."""
 
     def __init__(
         self,
@@ -24,11 +25,13 @@ class Gate:
         clock: Clock,
         fence_of: Callable[[ObjectName], FenceMode],
         quiet_s: float,
+        slots: asyncio.Semaphore,
     ) -> None:
         self._directory = directory
         self._clock = clock
         self._fence_of = fence_of
         self._quiet_s = quiet_s
+        self._slots = slots
         self._view = PendingView([])
         self._turn = asyncio.Condition()
         self._markers_going: set[ObjectName] = set()
@@ -51,24 +54,34 @@ class Gate:
     async def visible(self, write: Pending) -> AsyncIterator[None]:
         """Wait for the write's turn; while inside, its visible step is under way."""
         is_marker = write.role is Role.MARKER and write.kind is Kind.PUT
-        self.waiting.add(write.name)
-        try:
-            async with self._turn:
-                await self._turn.wait_for(lambda: self._may_go(write, is_marker))
-                while is_marker and self.blocked(write, PendingView(await self._directory.pending())) is not None:
-                    # Committed since the last look; the next look brings it into the view.
-                    await self._turn.wait()
-                    await self._turn.wait_for(lambda: self._may_go(write, is_marker))
-                if is_marker:
-                    self._markers_going.add(write.name)
-        finally:
-            self.waiting.discard(write.name)
+        async with self._turn:
+            while not await self._may_go_now(write, is_marker):
+                await self._wait_without_slot(write)
+            if is_marker:
+                self._markers_going.add(write.name)
         try:
             yield
         finally:
             self._markers_going.discard(write.name)
             async with self._turn:
                 self._turn.notify_all()
+
+    async def _may_go_now(self, write: Pending, is_marker: bool) -> bool:
+        if not self._may_go(write, is_marker):
+            return False
+        # What was committed since the last look is not in the view yet.
+        fresh = PendingView(await self._directory.pending()) if is_marker else self._view
+        return self.blocked(write, fresh) is None
+
+    async def _wait_without_slot(self, write: Pending) -> None:
+        """Wait for the next look; somebody else may work meanwhile."""
+        self.waiting.add(write.name)
+        self._slots.release()
+        try:
+            await self._turn.wait()
+        finally:
+            self.waiting.discard(write.name)
+            await self._slots.acquire()
 
     def _may_go(self, write: Pending, is_marker: bool) -> bool:
         if self.blocked(write, self._view) is not None:

@@ -16,7 +16,7 @@ from tiergate.model import NO_BASE, UNKNOWN_BASE, ObjectName, OriginUpload, Part
 from tiergate.observe.metrics import Metrics
 from tiergate.origin.client import Condition, OriginClient
 from tiergate.origin.stamp import stamp_header
-from tiergate.s3.checksums import bodies_crc64nvme, block_checksum
+from tiergate.s3.checksums import block_checksum, bodies_crc64nvme
 from tiergate.writeback.withdrawal import Withdrawals
 
 SEND_BYTES = 1 << 20
@@ -148,7 +148,9 @@ class Sender:
                 )
                 return answer.etag
         except OriginRefusedError as refused:
-            if refused.status == 412 or (refused.status == 404 and write.base and refused.code == "NoSuchKey"):
+            if refused.status == 412 or (
+                refused.status == 404 and write.base and refused.code == "NoSuchKey"
+            ):
                 return None
             raise
 
@@ -282,10 +284,12 @@ async def verify(parts: Sequence[Part], held: Sequence[Pin | None]) -> None:
                 raise IntegrityError("a block in memory was damaged", body=part.body.uid, block=index)
 
 
-def stream(parts: Sequence[Part], held: Sequence[Pin | None]) -> Callable[[], AsyncIterator[memoryview]]:
+def stream(
+    parts: Sequence[Part], held: Sequence[Pin | None]
+) -> Callable[[], AsyncIterator[bytes | memoryview]]:
     """The parts' bytes straight from memory, as often as a try needs them. Valid while the pins are held."""
 
-    async def pieces() -> AsyncIterator[memoryview]:
+    async def pieces() -> AsyncIterator[bytes | memoryview]:
         for part, pin in zip(parts, held, strict=True):
             for index in range(part.body.block_count):
                 for view in (pin.block(index) if pin is not None else None) or ():

@@ -34,9 +34,9 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class UploaderSettings:
-    """Bounds of the work."""
+    """Bounds of the work: `begun_count` writes are begun at a time, so that the next is at hand when one ends."""
 
-    limits: Limits
+    begun_count: int
     backoff_base_s: float
     backoff_cap_s: float
 
@@ -52,6 +52,7 @@ class Uploader:
         clock: Clock,
         metrics: Metrics,
         settings: UploaderSettings,
+        slots: asyncio.Semaphore,
     ) -> None:
         self._directory = directory
         self._sender = sender
@@ -64,6 +65,7 @@ class Uploader:
         self._attempts: dict[str, int] = {}
         self._not_before: dict[ObjectName, float] = {}
         self._changed = asyncio.Event()
+        self._slots = slots
 
     def wake(self) -> None:
         """Something was committed or released: look again."""
@@ -110,7 +112,7 @@ class Uploader:
             view,
             in_flight=set(self._tasks),
             waiting=self._gate.waiting,
-            limits=self._settings.limits,
+            limits=Limits(self._settings.begun_count),
             now_s=now_s,
             not_before=self._not_before,
             blocked=lambda write: self._gate.blocked(write, view),
@@ -134,10 +136,11 @@ class Uploader:
     async def _work(self, write: Pending) -> None:
         """One try at one write, and what follows from how it ends."""
         try:
-            if write.kind is Kind.DELETE:
-                await self._sender.delete(write, self._gate.visible)
-            else:
-                await self._sender.put(write, self._gate.visible)
+            async with self._slots:
+                if write.kind is Kind.DELETE:
+                    await self._sender.delete(write, self._gate.visible)
+                else:
+                    await self._sender.put(write, self._gate.visible)
         except FencedError:
             self._metrics.superseded_writes.inc()
         except OriginCredentialsError as error:
@@ -147,7 +150,7 @@ class Uploader:
         except OriginError as error:
             self._later(write.name, write.uid, error)
         except TiergateError as error:
-            log.exception("write-back failed unexpectedly", **context(write))
+            log.exception("write-back failed unexpectedly", error=error, **context(write))
             self._later(write.name, write.uid, error)
         else:
             self._attempts.pop(write.uid, None)
@@ -165,9 +168,7 @@ class Uploader:
         if len(self._attempts) > ATTEMPTS_LIMIT_COUNT:
             self._attempts.clear()
         attempt = self._attempts[uid] = self._attempts.get(uid, 0) + 1
-        wait_s = delay_s(
-            attempt, self._random, self._settings.backoff_base_s, self._settings.backoff_cap_s
-        )
+        wait_s = delay_s(attempt, self._random, self._settings.backoff_base_s, self._settings.backoff_cap_s)
         self._metrics.writeback_retries.inc()
         log.warning(
             "write-back will be tried again",

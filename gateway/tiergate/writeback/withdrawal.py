@@ -89,7 +89,10 @@ class Withdrawals:
                 start = offset + index * BLOCK_BYTES
                 end = start + body.block_size_bytes(index)
                 try:
-                    async with self._origin.get_object(record.name, start, end, record.origin_etag) as (_, data):
+                    async with self._origin.get_object(record.name, start, end, record.origin_etag) as (
+                        _,
+                        data,
+                    ):
                         async for piece in data:
                             receiving.write(piece)
                     receiving.seal()
@@ -97,7 +100,9 @@ class Withdrawals:
                     receiving.abort()
                     raise
             if not self._memory.hold(body.uid, version.uid, dirty=True):
-                raise OriginTemporaryError("a marker was evicted while it was brought in", key=record.name.key)
+                raise OriginTemporaryError(
+                    "a marker was evicted while it was brought in", key=record.name.key
+                )
             offset += body.size_bytes
 
     async def _learn_foreign(self, bucket: str, scopes: list[str]) -> None:

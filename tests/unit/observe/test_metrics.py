@@ -98,10 +98,7 @@ def test_reader_sees_another_process_while_it_lives(tmp_path: Path) -> None:
 def test_labels_keep_every_character(tmp_path: Path) -> None:
     metrics = Metrics.open(tmp_path / "worker-0")
     metrics.origin_retries.inc(1, 'quote " back\\slash\nline ü')
-    assert (
-        scrape(tmp_path)["tiergate_origin_retries_total", (("operation", 'quote " back\\slash\nline ü'),)]
-        == 1
-    )
+    assert scrape(tmp_path)["tiergate_origin_retries_total", (("operation", 'quote " back\\slash\nline ü'),)] == 1
 
 
 def test_full_file_drops_new_series_counts_them_and_keeps_the_others(tmp_path: Path) -> None:

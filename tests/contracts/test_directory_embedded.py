@@ -1,0 +1,111 @@
+"""The embedded directory keeps the directory's contract; and what only it must do."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tiergate.directory.base import Directory
+from tiergate.directory.embedded import EmbeddedDirectory
+from tiergate.errors import ConfigError, InvariantError, MemoryFullError
+from tiergate.model import Bucket
+from tiergate.testing.directory_contract import (
+    SHARD,
+    DirectoryContract,
+    make_intent,
+    make_upload,
+    object_name,
+    put,
+    put_clean,
+)
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> Iterator[EmbeddedDirectory]:
+    directory = EmbeddedDirectory.open(tmp_path / "directory", 4 << 20)
+    yield directory
+    directory.close()
+
+
+class TestEmbeddedDirectory(DirectoryContract):
+    @pytest.fixture
+    def directory(self, embedded: EmbeddedDirectory) -> Directory:
+        return embedded
+
+
+async def test_open_again_finds_everything(tmp_path: Path) -> None:
+    first = EmbeddedDirectory.open(tmp_path, 4 << 20)
+    await put(first, SHARD, "v1")
+    await first.create_upload(make_upload("up1"))
+    await first.put_bucket(Bucket("bucket", "us-east-1", False, 1.0))
+    seen, counts = await first.get(SHARD), await first.counts()
+    first.close()
+    second = EmbeddedDirectory.open(tmp_path, 4 << 20)
+    assert await second.get(SHARD) == seen
+    assert await second.counts() == counts
+    assert await second.get_upload("up1") == make_upload("up1")
+    second.close()
+
+
+def test_open_folder_that_cannot_be_made_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError):
+        EmbeddedDirectory.open(tmp_path / "file" / "directory", 4 << 20)
+
+
+async def test_row_of_another_schema_is_refused(tmp_path: Path) -> None:
+    directory = EmbeddedDirectory.open(tmp_path, 4 << 20)
+    await put(directory, SHARD, "v1")
+    environment = directory._environment
+    records = environment.open_db(b"records")
+    with environment.begin(write=True) as txn:
+        key, value = next(iter(txn.cursor(records)))
+        txn.put(key, b"\xff" + value[1:], db=records)
+    with pytest.raises(InvariantError):
+        await directory.get(SHARD)
+    directory.close()
+
+
+async def fill(directory: EmbeddedDirectory, *, clean: bool) -> int:
+    """Commit until there is no room; how many went in."""
+    count = 0
+    while True:
+        name = object_name(f"run/step_{count // 100}/shard_{count}")
+        try:
+            await put(directory, name, f"v{count}")
+        except MemoryFullError:
+            return count
+        if clean:
+            await directory.persisted(name, f"v{count}", "o", 1.0)
+        count += 1
+
+
+async def test_full_of_dirty_refuses_the_new_and_finishes_the_old(embedded: EmbeddedDirectory) -> None:
+    count = await fill(embedded, clean=False)
+    assert count > 500
+    before = await embedded.revision()
+    with pytest.raises(MemoryFullError):
+        await embedded.create_upload(make_upload("up1"))
+    with pytest.raises(MemoryFullError):
+        await embedded.delete(object_name("unknown"), make_intent())
+    assert await embedded.revision() == before
+    for write in await embedded.pending():
+        await embedded.begin(write.name, write.uid, "")
+        assert await embedded.persisted(write.name, write.uid, "etag-of-the-origin", 1.0) is not None
+    assert (await embedded.counts())["clean"] == count
+
+
+async def test_full_of_clean_makes_room_by_trimming(embedded: EmbeddedDirectory) -> None:
+    count = await fill(embedded, clean=True)
+    dropped = await embedded.trim_clean(1_000_000)
+    assert dropped[0].uid == "v0"
+    assert 0 < len(dropped) <= count
+    await put(embedded, SHARD, "new")
+    while await embedded.trim_clean(1_000_000):
+        continue
+    assert (await embedded.counts())["clean"] > 0
+
+
+async def test_trim_clean_with_room_keeps_all_up_to_the_number(embedded: EmbeddedDirectory) -> None:
+    await put_clean(embedded, SHARD, "v1", "o1")
+    assert await embedded.trim_clean(1) == []
