@@ -62,6 +62,7 @@ def histories(draw: st.DrawFn, quarantine: bool = False) -> list[Pending]:
             size_bytes=1,
             base=draw(st.sampled_from([NO_BASE, UNKNOWN_BASE, "etag"])),
             disturbed_s=draw(st.sampled_from([0.0, 10.0])),
+            withdrawn=draw(st.booleans()),
             quarantined=draw(st.sampled_from(["", "", "refused"])) if quarantine else "",
         )
     return list(found.values())
@@ -79,8 +80,7 @@ def free(pending: Sequence[Pending], mode_of: Sequence[FenceMode], now_s: float 
     return [
         write
         for write in pending
-        if not write.quarantined
-        and blockers(write, view, mode_of[NAMES.index(write.name)], now_s, QUIET_S) is None
+        if not write.quarantined and blockers(write, view, mode_of[NAMES.index(write.name)], now_s, QUIET_S) is None
     ]
 
 
@@ -95,9 +95,7 @@ def test_progress_any_modes_all_of_it_goes_in_the_end(pending: list[Pending], mo
 
 @settings(max_examples=600, deadline=None)
 @given(histories(quarantine=True), modes)
-def test_progress_with_quarantine_only_markers_above_it_stay(
-    pending: list[Pending], mode_of: list[FenceMode]
-) -> None:
+def test_progress_with_quarantine_only_markers_above_it_stay(pending: list[Pending], mode_of: list[FenceMode]) -> None:
     quarantined = [write for write in pending if write.quarantined]
     while going := free(pending, mode_of):
         pending = [write for write in pending if write is not going[-1]]

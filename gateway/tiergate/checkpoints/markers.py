@@ -17,14 +17,19 @@ MARKER_NAMES = frozenset(
         "trainer_state.json",  # Hugging Face Trainer, written last into each checkpoint folder
     }
 )
-MARKER_PATTERNS = ("*.index.json",)
-"""Hugging Face sharded weights: model.safetensors.index.json, pytorch_model.bin.index.json."""
+MARKER_PATTERNS = (
+    "*.index.json",  # Hugging Face sharded weights: model.safetensors.index.json, pytorch_model.bin.index.json
+    "__[0-9]*.metadata",  # torch.distributed.checkpoint without collectives: one for each rank
+)
 
 POINTER_NAMES = frozenset(
     {
         "checkpoint_manager_snapshot.json",  # Ray Train: which checkpoints of a run exist
     }
 )
+POINTER_PATTERNS = ("experiment_state-*.json",)
+"""Ray Tune, and Ray Train before its second version: the trials of an experiment with their checkpoints. (Ray's
+.metadata.json is no sign of anything: it holds what the user says of a checkpoint, written before or after.)"""
 
 
 def scope_of(key: str) -> str:
@@ -41,8 +46,9 @@ def ancestor_scopes(key: str) -> list[str]:
 
 
 class Markers:
-    """Tells markers from other objects. `patterns_of` gives the user's own patterns for a bucket and key: shell patterns
-    for the file name, or for the whole key where they have a slash. From `large_bytes` on an object is large."""
+    """Tells markers from other objects. `patterns_of` gives the user's own patterns for a bucket and key: shell
+    patterns for the file name, or for the whole key where they have a slash. From `large_bytes` on an object is
+    large."""
 
     def __init__(self, patterns_of: Callable[[str, str], Sequence[str]], large_bytes: int) -> None:
         self._patterns_of = patterns_of
@@ -52,11 +58,15 @@ class Markers:
         """How the fence treats an object."""
         key = name.key
         file_name = key[key.rfind("/") + 1 :]
-        if file_name in POINTER_NAMES:
+        if file_name in POINTER_NAMES or _matches(file_name, POINTER_PATTERNS):
             return Role.POINTER
-        if file_name in MARKER_NAMES or any(fnmatchcase(file_name, pattern) for pattern in MARKER_PATTERNS):
+        if file_name in MARKER_NAMES or _matches(file_name, MARKER_PATTERNS):
             return Role.MARKER
         for pattern in self._patterns_of(name.bucket, key):
             if fnmatchcase(key if "/" in pattern else file_name, pattern):
                 return Role.MARKER
         return Role.LARGE if size_bytes >= self._large_bytes else Role.SMALL
+
+
+def _matches(file_name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(file_name, pattern) for pattern in patterns)

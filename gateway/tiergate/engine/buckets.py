@@ -4,6 +4,9 @@ from tiergate.engine.rooms import Rooms
 from tiergate.errors import NotFoundError, OriginExhaustedError, OriginTemporaryError, OverloadedError
 from tiergate.model import Bucket
 
+KEPT_S = 60.0
+"""How long what was learnt of a bucket is believed: the stated limit for changes behind the gateway."""
+
 
 class Buckets:
     """The bucket cache of this node, kept in the directory."""
@@ -12,7 +15,7 @@ class Buckets:
         self._rooms = rooms
 
     async def known(self, name: str) -> Bucket:
-        """What the origin says of the bucket, at most `revalidate_s` old; older when the origin does not answer.
+        """What the origin says of the bucket, at most `KEPT_S` old; older when the origin does not answer.
 
         Raises:
             NotFoundError: NoSuchBucket.
@@ -20,7 +23,7 @@ class Buckets:
         """
         directory, now_s = self._rooms.directory, self._rooms.clock.wall_s()
         cached = await directory.get_bucket(name)
-        if cached is not None and now_s - cached.learnt_s < self._rooms.settings.revalidate_s:
+        if cached is not None and now_s - cached.learnt_s < KEPT_S:
             return cached
         try:
             bucket = await self._rooms.origin.get_bucket(name, now_s)

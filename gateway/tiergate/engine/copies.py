@@ -3,6 +3,7 @@
 A copy of bytes that are in memory shares them. A copy whose source lies only in the origin is done there.
 """
 
+import base64
 from typing import Any
 
 from tiergate.engine.acks import ACK_HEADER, ACK_MEMORY
@@ -13,7 +14,7 @@ from tiergate.engine.digests import object_digest
 from tiergate.engine.fills import Fills
 from tiergate.engine.ground import WriteConditions
 from tiergate.engine.identity import Description
-from tiergate.engine.intake import Intake, Taken
+from tiergate.engine.intake import Intake
 from tiergate.engine.multipart import Multipart, part_number
 from tiergate.engine.reads import ObjectStream
 from tiergate.engine.rooms import Rooms
@@ -117,6 +118,11 @@ class Copies:
             headers |= {name: value for name, value in old.headers.items() if not name.startswith("x-amz-")}
         now_s = self._rooms.clock.wall_s()
         uid = new_uid(now_s)
+        etag = old.etag
+        if "-" in etag:
+            etag = opaque_etag(uid)
+            if self._intake.wants_md5(call.name, old.size_bytes) and self._rooms.holds_whole(old):
+                etag = base64.b64decode(await object_digest(self._rooms.memory, old, "md5")).hex()
         checksums = old.checksums if old.checksum_type == FULL_OBJECT else {}
         algorithm = (call.params.get("ChecksumAlgorithm") or "").lower()
         if algorithm and algorithm not in checksums:
@@ -126,7 +132,7 @@ class Copies:
         return Version(
             uid=uid,
             size_bytes=old.size_bytes,
-            etag=opaque_etag(uid) if "-" in old.etag else old.etag,
+            etag=etag,
             modified_s=int(now_s),
             parts=old.parts,
             headers=headers,
@@ -147,7 +153,7 @@ class Copies:
         named = parse_copy_source(call.headers["x-amz-copy-source"])
         upload = await self._multipart.upload_of(call)
         if upload is None:
-            return await self._through.forward_settled(call, [call.name])
+            return await self._multipart.foreign(call)
         if named is None or named[2] is not None:
             raise RequestError("NotImplemented", "A copy of a past version into this upload is not supported")
         source = ObjectName(*named[:2])
@@ -162,10 +168,8 @@ class Copies:
         stream = ObjectStream(self._rooms, self._fills, current, start, end)
         try:
             await stream.open()
-            async for piece in stream.pieces():
-                receiving.write(piece)
-            body = receiving.seal()
-            part = await self._multipart.keep_part(upload, number, Taken(body, None, {}))
+            taken = await self._intake.copy(call.name, stream.pieces(), receiving, end - start)
+            part = await self._multipart.keep_part(upload, number, taken)
         except BaseException:
             receiving.abort()
             raise

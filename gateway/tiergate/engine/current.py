@@ -135,7 +135,7 @@ def foreign_version(there: OriginObject, now_s: float) -> Version:
     return Version(
         uid=uid,
         size_bytes=there.size_bytes,
-        etag=stamp.etag if stamp else there.etag,
+        etag=(stamp.etag if stamp else "") or there.etag,
         modified_s=stamp.modified_s if stamp else there.modified_s,
         parts=(Part(1, Body(uid, there.size_bytes), there.etag),),
         headers=headers,

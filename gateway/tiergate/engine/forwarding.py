@@ -82,6 +82,9 @@ async def forward(rooms: Rooms, call: Call) -> Answer:
     )
     answer = await rooms.forwarder.forward(request)
     rooms.metrics.forwarded_requests.inc(1, str(answer.status))
-    headers = dict(answer.headers)
-    length = next((value for name, value in answer.headers if name.lower() == "content-length"), None)
+    headers: dict[str, str] = {}
+    for name, value in answer.headers:
+        lowered = name.lower()
+        headers[lowered] = f"{headers[lowered]}, {value}" if lowered in headers else value
+    length = headers.get("content-length")
     return Answer(answer.status, headers, ForwardedBody(answer), int(length) if length is not None else None)

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from tiergate.engine.calls import IncomingBody
@@ -65,29 +66,53 @@ class Intake:
         return self._rooms.memory.receive(body_uid, size, holder)
 
     def wants_md5(self, name: ObjectName, size_bytes: int | None) -> bool:
-        """Whether the ETag of such a body is its MD5 (design section 6)."""
+        """Whether the ETag of such a body is its MD5 (design section 6); for an unknown length: whether it may be."""
         settings = self._rooms.settings
         if settings.prefix_for(name.bucket, name.key).etag == "exact":
             return True
-        return size_bytes is not None and size_bytes <= settings.exact_etag_bytes
+        return size_bytes is None or size_bytes <= settings.exact_etag_bytes
 
     async def take(self, name: ObjectName, body: IncomingBody, receiving: Receiving) -> Taken:
         """Stream the body into the reserved room, prove it and seal it. Gives the room back on any failure,
         cancellation included."""
-        md5 = hashlib.md5(usedforsecurity=False) if self.wants_md5(name, body.size_bytes) else None
         try:
-            async for piece in body.pieces():
-                receiving.write(piece)
-                if md5 is None:
-                    continue
-                if len(piece) <= INLINE_HASH_BYTES:
-                    md5.update(piece)
-                else:
-                    await asyncio.to_thread(md5.update, piece)
+            md5_hex = await self._pour(name, body.pieces(), receiving, body.size_bytes)
             checksums = await body.verify()
             sealed = receiving.seal()
         except BaseException:
             receiving.abort()
             raise
         self._rooms.metrics.ingested_bytes.inc(sealed.size_bytes)
-        return Taken(sealed, md5.hexdigest() if md5 else None, checksums)
+        return Taken(sealed, md5_hex, checksums)
+
+    async def copy(
+        self, name: ObjectName, pieces: AsyncIterator[bytes | memoryview], receiving: Receiving, size_bytes: int
+    ) -> Taken:
+        """Like `take`, for bytes that come from another object and so are proved already."""
+        try:
+            md5_hex = await self._pour(name, pieces, receiving, size_bytes)
+            return Taken(receiving.seal(), md5_hex, {})
+        except BaseException:
+            receiving.abort()
+            raise
+
+    async def _pour(
+        self,
+        name: ObjectName,
+        pieces: AsyncIterator[bytes | memoryview],
+        receiving: Receiving,
+        size_bytes: int | None,
+    ) -> str | None:
+        """Write all pieces into memory; the MD5 in hexadecimal where the ETag is to be exact."""
+        md5 = hashlib.md5(usedforsecurity=False) if self.wants_md5(name, size_bytes) else None
+        async for piece in pieces:
+            receiving.write(piece)
+            if md5 is not None and size_bytes is None and not self.wants_md5(name, receiving.received_bytes):
+                md5 = None  # Its length was unknown; it turns out to be a large one.
+            if md5 is None:
+                continue
+            if len(piece) <= INLINE_HASH_BYTES:
+                md5.update(piece)
+            else:
+                await asyncio.to_thread(md5.update, piece)
+        return md5.hexdigest() if md5 else None

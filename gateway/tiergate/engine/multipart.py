@@ -5,6 +5,7 @@ byte to the last overwrite. Uploads that the gateway did not begin are the origi
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from tiergate.directory.base import Committed, Finished, Intent
@@ -23,6 +24,9 @@ from tiergate.model import Part, Upload, Version, new_uid
 from tiergate.s3.checksums import ALGORITHMS, COMPOSITE, FULL_OBJECT, bodies_crc64nvme, composite, full_object
 from tiergate.s3.etag import unquote
 from tiergate.s3.operations import render
+
+UPLOAD_MARK = "tiergate."
+"""How the ids of uploads begin that the gateway itself carries out."""
 
 LEAST_PART_BYTES = 5 << 20
 LARGEST_PART_NUMBER = 10_000
@@ -72,7 +76,7 @@ class Multipart:
             )
         described = Description.of(call.headers, call.params)
         now_s = self._rooms.clock.wall_s()
-        uid = new_uid(now_s)
+        uid = UPLOAD_MARK + new_uid(now_s)
         version = Version(
             uid,
             0,
@@ -96,7 +100,7 @@ class Multipart:
         number = part_number(call)
         upload = await self.upload_of(call)
         if upload is None:
-            return await self._foreign(call)
+            return await self.foreign(call)
         await self._intake.admit()
         uid = new_uid(self._rooms.clock.wall_s())
         try:
@@ -133,7 +137,7 @@ class Multipart:
         """AbortMultipartUpload: the parts' memory is free when this returns."""
         upload = await self.upload_of(call)
         if upload is None:
-            return await self._foreign(call)
+            return await self.foreign(call)
         parts = await self._rooms.directory.abort_upload(upload.upload_id)
         if parts is None:
             raise no_such_upload(upload.upload_id)
@@ -151,7 +155,7 @@ class Multipart:
             finished = await self._rooms.directory.finished_upload(upload_id)
             if finished is not None and finished.name == call.name:
                 return self._finished_answer(call, finished, listed)
-            return await self._foreign(call)
+            return await self.foreign(call)
         conditions = WriteConditions.of(params)
         ground = await self._writes.ground(call.name, conditions)
         held = await self._rooms.directory.list_parts(upload_id)
@@ -194,7 +198,7 @@ class Multipart:
         """ListParts, by number."""
         upload = await self.upload_of(call)
         if upload is None:
-            return await self._foreign(call)
+            return await self.foreign(call)
         after = int(call.params.get("PartNumberMarker") or 0)
         limit = min(call.params.get("MaxParts", 1000), 1000)
         parts = [
@@ -217,8 +221,10 @@ class Multipart:
         headers, body = render(call.operation, output)
         return Answer(200, headers, body)
 
-    async def _foreign(self, call: Call) -> Answer:
-        """An upload that the gateway did not begin belongs to the origin, which also knows the word for none."""
+    async def foreign(self, call: Call) -> Answer:
+        """An upload that the gateway did not begin belongs to the origin; one that it did is over."""
+        if call.params["UploadId"].startswith(UPLOAD_MARK):
+            raise no_such_upload(call.params["UploadId"])
         return await self._through.forward_settled(call, [call.name])
 
 
@@ -244,7 +250,7 @@ def wanted_parts(params: dict[str, Any]) -> list[dict[str, Any]]:
     if not listed or any("PartNumber" not in item or "ETag" not in item for item in listed):
         raise RequestError("MalformedXML", "The XML you provided was not well-formed")
     numbers = [item["PartNumber"] for item in listed]
-    if any(later <= earlier for earlier, later in zip(numbers, numbers[1:], strict=False)):
+    if any(later <= earlier for earlier, later in pairwise(numbers)):
         raise RequestError("InvalidPartOrder", "The list of parts was not in ascending order.")
     return listed
 

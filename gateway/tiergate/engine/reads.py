@@ -7,6 +7,7 @@ from tiergate.engine.calls import Answer, Call
 from tiergate.engine.current import Current, Resolver
 from tiergate.engine.fills import Fills, ForeignVersionError, Source
 from tiergate.engine.rooms import Rooms, bodies_of, log_name
+from tiergate.engine.through import Through
 from tiergate.errors import OriginExhaustedError, OriginTemporaryError, OverloadedError, RequestError
 from tiergate.memory.memory import Pin
 from tiergate.model import BLOCK_BYTES, Body, State, Version
@@ -31,14 +32,17 @@ RESPONSE_OVERRIDES = (
 class Reads:
     """The reading operations."""
 
-    def __init__(self, rooms: Rooms, resolver: Resolver, fills: Fills) -> None:
+    def __init__(self, rooms: Rooms, resolver: Resolver, fills: Fills, through: Through) -> None:
         self._rooms = rooms
         self._resolver = resolver
         self._fills = fills
+        self._through = through
 
     async def head(self, call: Call) -> Answer:
         """HeadObject: conditions, ranges and part numbers as GetObject, no body."""
         current = await self._resolver.current(call.name)
+        if only_origin_knows(call, current.version):
+            return await self._through.forward_settled(call, [call.name])
         status, headers, start, end = self._head_of(call, current)
         headers["x-tiergate-tier"] = self._tier(current.version)
         return Answer(status, headers, b"", end - start)
@@ -47,6 +51,8 @@ class Reads:
         """GetObject. The first block is at hand before the answer begins, so its failure is a proper error."""
         for _ in range(FOREIGN_ATTEMPTS_COUNT):
             current = await self._resolver.current(call.name)
+            if only_origin_knows(call, current.version):
+                return await self._through.forward_settled(call, [call.name])
             status, headers, start, end = self._head_of(call, current)
             headers["x-tiergate-tier"] = self._tier(current.version)
             stream = ObjectStream(self._rooms, self._fills, current, start, end)
@@ -56,6 +62,12 @@ class Reads:
                 await stream.close()
                 await self._resolver.forget(call.name, current.version.uid)
                 continue
+            except VanishedError:
+                await stream.close()
+                if await self._is_current(current):
+                    self._rooms.metrics.lost_reads.inc()
+                    raise OverloadedError("the only copy of this version was lost", **log_name(call.name)) from None
+                continue
             except (OriginTemporaryError, OriginExhaustedError) as error:
                 await stream.close()
                 raise OverloadedError("the origin does not answer", **log_name(call.name)) from error
@@ -64,6 +76,10 @@ class Reads:
                 raise
             return Answer(status, headers, stream, end - start)
         raise OverloadedError("the object keeps changing in the origin", **log_name(call.name))
+
+    async def _is_current(self, current: Current) -> bool:
+        record = (await self._rooms.directory.get(current.record.name)).record
+        return record is not None and record.revision == current.record.revision
 
     def _tier(self, version: Version) -> str:
         return "memory" if self._rooms.holds_whole(version) else "origin"
@@ -116,6 +132,11 @@ class Reads:
         return members
 
 
+def only_origin_knows(call: Call, version: Version) -> bool:
+    """Whether the request is for a part of an object that was not written through the gateway."""
+    return version.foreign and version.multipart and "PartNumber" in call.params
+
+
 def part_range(version: Version, number: int) -> tuple[int, int]:
     """The byte range of part `number`; an object made by PutObject has one part.
 
@@ -134,6 +155,10 @@ def part_range(version: Version, number: int) -> tuple[int, int]:
     raise RequestError("InvalidPartNumber", "The requested partnumber is not satisfiable")
 
 
+class VanishedError(Exception):
+    """Bytes that only memory had are not there."""
+
+
 class ObjectStream:
     """The bytes [start, end) of one version. Everything it needs in memory is pinned from `open` to `close`, so an
     overwrite, a delete or an eviction meanwhile changes nothing for this reader."""
@@ -150,7 +175,7 @@ class ObjectStream:
         """Pin what is in memory and make sure of the first block.
 
         Raises:
-            OverloadedError: the only copies of an un-persisted version are lost.
+            VanishedError: bytes of an un-persisted version are not in memory: it was replaced just now, or lost.
             ForeignVersionError and the errors of `Fills.block`.
         """
         memory = self._rooms.memory
@@ -158,14 +183,19 @@ class ObjectStream:
             pin = memory.pin(body.uid)
             if pin is not None:
                 self._pins[body.uid] = pin
-        if self._current.record.state is State.DIRTY and not self._rooms.holds_whole(self._current.version):
-            name = self._current.record.name
-            self._rooms.metrics.lost_reads.inc()
-            raise OverloadedError("the only copy of this version was lost", **log_name(name))
+        if self._current.record.state is State.DIRTY:
+            self._demand_all()
         if self._spans:
             body, start, _ = self._spans[0]
             if self._views(body, start // BLOCK_BYTES) is None:
                 self._ready = await self._fill(body, start // BLOCK_BYTES)
+
+    def _demand_all(self) -> None:
+        """Only memory has these bytes: without one of them there is nothing to begin."""
+        for body, start, end in self._spans:
+            for index in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
+                if self._views(body, index) is None:
+                    raise VanishedError(body.uid)
 
     async def close(self) -> None:
         """Let go of every pin."""

@@ -41,7 +41,7 @@ class Service:
         spill = Spill(rooms, self._through)
         multipart = Multipart(rooms, self._buckets, intake, self._through, writes, spill)
         copies = Copies(rooms, self._buckets, resolver, self._fills, intake, self._through, writes, multipart)
-        reads = Reads(rooms, resolver, self._fills)
+        reads = Reads(rooms, resolver, self._fills, self._through)
         listings = Listings(rooms, self._buckets)
         self._operations: dict[str, Operation] = {
             "GetObject": reads.get,

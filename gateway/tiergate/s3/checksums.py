@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from awscrt import checksums as crt  # type: ignore[import-untyped,unused-ignore]
+from isal import isal_zlib
 
 from tiergate.errors import InvariantError, invariant
 from tiergate.model import Body
@@ -22,7 +23,8 @@ COMPOSITE = "COMPOSITE"
 
 _Running = Callable[[Buffer, int], int]
 _Combine = Callable[[int, int, int], int]
-_crc32 = cast(_Running, crt.crc32)
+# The runtime library computes CRC-32 in software, at a tenth of the speed of the others on x86-64.
+_crc32 = cast(_Running, isal_zlib.crc32)
 _crc32c = cast(_Running, crt.crc32c)
 _crc64nvme = cast(_Running, crt.crc64nvme)
 _combine_crc64nvme = cast(_Combine, crt.combine_crc64nvme)

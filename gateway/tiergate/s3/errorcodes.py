@@ -254,7 +254,10 @@ ERROR_CODES: Mapping[str, tuple[int, str]] = {
     "MissingContentLength": (411, "You must provide the Content-Length HTTP header."),
     "PreconditionFailed": (412, "At least one of the pre-conditions you specified did not hold"),
     "UnsupportedMediaType": (415, "The media type of the request is not supported."),
+    "InvalidPartNumber": (416, "The requested partnumber is not satisfiable"),
     "InvalidRange": (416, "The requested range is not satisfiable"),
+    # Not in S3's table: RFC 9110, section 15.5.18.
+    "ExpectationFailed": (417, "The expectation given in the Expect header cannot be met."),
     # 5xx
     "InternalError": (500, "We encountered an internal error. Please try again."),
     "NotImplemented": (501, "A header you provided implies functionality that is not implemented"),

@@ -1,6 +1,5 @@
 """The aiohttp server of one process: connections, limits, and S3's own words where the parser refuses a request."""
 
-import re
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,9 +9,15 @@ from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from tiergate.errors import RequestError
+from tiergate.observe.logs import get_logger
 from tiergate.s3.errors import render_error
 
+log = get_logger(__name__)
+
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+MAX_HEADERS = 1024
+"""More than fit S3's 2 KiB of user metadata, were each of them a few bytes."""
 
 READ_BUFFER_BYTES = 1 << 20
 """How much of a body may wait in a connection before reading from the socket pauses."""
@@ -20,6 +25,12 @@ READ_BUFFER_BYTES = 1 << 20
 
 class S3Connection(RequestHandler):
     """A connection whose protocol errors are S3 documents."""
+
+    __slots__ = ("_node_id",)
+
+    def __init__(self, server: "S3Server", node_id: str, **settings: Any) -> None:
+        super().__init__(server, **settings)
+        self._node_id = node_id
 
     def handle_error(
         self,
@@ -35,39 +46,59 @@ class S3Connection(RequestHandler):
         """
         if request.writer.output_size > 0:
             raise ConnectionError("the answer had begun already")
-        error = protocol_error(status, exc)
-        answer = render_error(error, "", secrets.token_hex(8).upper(), "tiergate")
+        error = protocol_error(status, exc, self.max_line_size)
+        request_id = new_request_id()
+        answer = render_error(error, "", request_id, self._node_id)
         response = web.Response(status=answer.status, headers=answer.headers, body=answer.body)
+        response.headers.update(standard_headers(request_id, self._node_id))
         response.force_close()
+        if isinstance(error, RequestError):
+            log.info("refused", code=error.code, reason=error.message)
+        else:
+            log.error("a handler failed", error=f"{type(error).__name__}: {error}")
         return response
 
 
-def protocol_error(status: int, exc: BaseException | None) -> Exception:
+def new_request_id() -> str:
+    """A fresh request id, of the form S3's have."""
+    return secrets.token_hex(8).upper()
+
+
+def standard_headers(request_id: str, node_id: str) -> dict[str, str]:
+    """What every answer carries."""
+    return {"x-amz-request-id": request_id, "x-amz-id-2": node_id, "Server": "tiergate"}
+
+
+def protocol_error(status: int, exc: BaseException | None, line_limit_bytes: int) -> Exception:
     """S3's word for what the HTTP parser refuses."""
     if isinstance(exc, LineTooLong):
-        if re.search(r"header|field", str(exc.message), re.I):
-            return RequestError(
-                "RequestHeaderSectionTooLarge", "Your request header section exceeds the maximum size."
-            )
-        return RequestError("InvalidURI", "Couldn't parse the specified URI.")
+        limit_bytes = exc.args[1]
+        return header_too_large() if limit_bytes != line_limit_bytes else RequestError("InvalidURI")
     if isinstance(exc, BadHttpMessage) or status < 500:
         return RequestError("BadRequest", "An error occurred when parsing the HTTP request.")
     return exc if isinstance(exc, Exception) else RuntimeError("handler failed")
 
 
+def header_too_large() -> RequestError:
+    """S3's word for too much before the body."""
+    return RequestError("RequestHeaderSectionTooLarge", "Your request header section exceeds the maximum size.")
+
+
 class S3Server(web.Server):
     """Makes `S3Connection`s."""
 
-    def __init__(self, handler: Handler, max_header_bytes: int, idle_timeout_s: float) -> None:
+    def __init__(self, handler: Handler, node_id: str, max_header_bytes: int, idle_timeout_s: float) -> None:
         super().__init__(handler, handler_cancellation=True)
+        self._node_id = node_id
         self._connection_settings: dict[str, Any] = {
             "auto_decompress": False,
             "max_line_size": max_header_bytes,
-            "max_field_size": max_header_bytes,
+            "max_field_size": max_header_bytes + 1,  # another number, to tell which of the two was too long
+            "max_headers": MAX_HEADERS,
             "read_bufsize": READ_BUFFER_BYTES,
             "keepalive_timeout": idle_timeout_s,
             "access_log": None,
         }
 
     def __call__(self) -> S3Connection:
-        return S3Connection(self, loop=self._loop, **self._connection_settings)
+        return S3Connection(self, self._node_id, loop=self._loop, **self._connection_settings)

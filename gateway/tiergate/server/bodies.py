@@ -4,13 +4,15 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.streams import StreamReader
 
 from tiergate.engine.calls import Framing
 from tiergate.errors import RequestError
 from tiergate.s3.bodyverifier import BodyVerifier
 from tiergate.s3.chunked import ChunkedDecoder
+
+CONTINUE = "100-continue"
 
 HASH_BATCH_BYTES = 1 << 20
 """How much of a body is gathered before a hash that is slow leaves the event loop."""
@@ -22,6 +24,14 @@ INLINE_HASH_BYTES = 64 << 10
 
 class ClientGoneError(ConnectionError):
     """The client closed the connection in the middle of its request: nobody is left to answer."""
+
+
+def awaits_continue(request: web.BaseRequest) -> bool:
+    """Whether the client asks for `100 Continue` and understands it.
+
+    https://www.rfc-editor.org/rfc/rfc9110.html#section-10.1.1: an HTTP/1.0 client must not get one.
+    """
+    return request.version >= HttpVersion11 and request.headers.get("Expect", "").lower() == CONTINUE
 
 
 class WireBody:
@@ -49,6 +59,7 @@ class WireBody:
         self._framing = framing
         self._signed = signed
         self._idle_timeout_s = idle_timeout_s
+        self._awaits_continue = awaits_continue(request)
         self._batch: list[bytes | memoryview] = []
         self._batched_bytes = 0
         self._hashing: asyncio.Future[None] | None = None
@@ -60,6 +71,11 @@ class WireBody:
     @property
     def framing(self) -> Framing:
         return self._framing
+
+    @property
+    def awaits_continue(self) -> bool:
+        """Whether the client was promised nothing yet: it may never send the body."""
+        return self._awaits_continue
 
     async def pieces(self) -> AsyncIterator[bytes | memoryview]:
         wire, decoded = 0, 0
@@ -107,11 +123,12 @@ class WireBody:
         return bytes(found)
 
     async def _continue(self) -> None:
-        if self._request.headers.get("Expect", "").lower() == "100-continue":
+        if self._awaits_continue:
             transport = self._request.transport
             if transport is None:
                 raise ClientGoneError("connection lost")
             transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._awaits_continue = False
 
     async def _arriving(self) -> AsyncIterator[bytes]:
         content: StreamReader = self._request.content

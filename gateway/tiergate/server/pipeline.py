@@ -4,12 +4,12 @@ In: request id, loop check, signature, operation, body. Out: status, headers, bo
 wrong in between becomes S3's error document here, and nowhere else.
 """
 
-import secrets
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion10, web
 
 from tiergate.clock import Clock
 from tiergate.config import Settings
@@ -24,7 +24,8 @@ from tiergate.s3.chunked import ChunkedDecoder, is_chunked
 from tiergate.s3.errors import error_code, render_error
 from tiergate.s3.operations import Target, fold_headers, parse, resolve, split_target, unknown_parts
 from tiergate.s3.sigv4 import Head, SecretFor, Verified, describe
-from tiergate.server.bodies import ClientGoneError, WireBody
+from tiergate.server.app import header_too_large, new_request_id, standard_headers
+from tiergate.server.bodies import CONTINUE, ClientGoneError, WireBody, awaits_continue
 
 log = get_logger(__name__)
 
@@ -37,6 +38,20 @@ SEND_BYTES = 1 << 20
 COPIED_BYTES = 64 << 10
 """aiohttp waits for the socket only after more than this; smaller pieces are copied, so that a transport never holds
 a view on memory that is no longer pinned."""
+
+SKIPPED_BYTES = 64 << 20
+"""The rest of a refused body up to which the connection is kept: reading past it costs less than a new one."""
+
+METHODS = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"})
+"""S3 has no others: https://docs.aws.amazon.com/AmazonS3/latest/API/API_Operations_Amazon_Simple_Storage_Service.html"""
+
+OWN_HEADERS = frozenset({"server", "date"})
+"""They speak of the connection, which is ours also where the answer is the origin's."""
+
+BODILESS = frozenset({204, 304})
+
+LENGTH_OPERATIONS = frozenset({"PutObject", "UploadPart"})
+"""They need a length, or a transfer coding that delimits the body: nothing at all is more likely a broken client."""
 
 SIGNING_PARAMETERS = frozenset(
     {
@@ -53,6 +68,10 @@ SIGNING_PARAMETERS = frozenset(
         "expires",
     }
 )
+
+
+class BrokenOffError(ConnectionError):
+    """The answer ended after its head: only closing the connection can still tell the client."""
 
 
 @dataclass(slots=True)
@@ -91,7 +110,7 @@ class Pipeline:
         Raises:
             ConnectionError: the client is gone, or the answer broke off after its head: the connection is closed.
         """
-        story = Story(secrets.token_hex(8).upper(), self._clock.monotonic_s())
+        story = Story(new_request_id(), self._clock.monotonic_s())
         self._metrics.active_requests.inc()
         status = 0
         body: WireBody | None = None
@@ -105,12 +124,15 @@ class Pipeline:
                     call = await self._call(request, head, target, headers, body, story)
                     answer = await self._service.answer(call)
                     status = answer.status
-                    return await self._send(request, answer, story)
+                    return await self._send(request, answer, body, story)
                 except ClientGoneError:
                     self._metrics.broken_requests.inc(1, "client")
                     raise
+                except BrokenOffError:
+                    self._metrics.broken_requests.inc(1, "gateway")
+                    raise
                 except Exception as error:
-                    response = self._refusal(request, error, story)
+                    response = self._refusal(request, error, body, story)
                     status = response.status
                     return response
         finally:
@@ -129,6 +151,14 @@ class Pipeline:
             raise RequestError(
                 "InvalidRequest", "This request came from this gateway: its origin points at itself."
             )
+        if sum(len(name) + len(value) + 4 for name, value in request.raw_headers) > self._settings.max_header_bytes:
+            raise header_too_large()
+        if request.version < HttpVersion10:
+            raise RequestError("BadRequest", "An error occurred when parsing the HTTP request.")
+        if request.method not in METHODS:
+            raise RequestError("MethodNotAllowed", method=request.method, resource_type="OBJECT")
+        if request.headers.get("Expect", CONTINUE).lower() != CONTINUE:
+            raise RequestError("ExpectationFailed")
         target = split_target(head.raw_target, request.headers.get("Host", ""), self._settings.host_suffixes)
         host_bucket = target.bucket if not head.raw_path.startswith(f"/{target.bucket}") else None
         verified = self._verify(head, host_bucket)
@@ -162,6 +192,8 @@ class Pipeline:
         decoder, trailer = None, ""
         if is_chunked(verified.payload):
             size_bytes = declared_length(headers)
+            if size_bytes is None:
+                raise RequestError("MissingContentLength")
             trailer = headers.get("x-amz-trailer", "")
             decoder = ChunkedDecoder(size_bytes, verified.chunk_signer, trailer.split(",") if trailer else ())
         # A completion's checksum headers speak of the object; an algorithm unknown here is the origin's to check.
@@ -193,6 +225,8 @@ class Pipeline:
     ) -> Call:
         operation = resolve(request.method, target, headers)
         story.operation = operation or FORWARD
+        if operation in LENGTH_OPERATIONS and not {"content-length", "transfer-encoding"} & headers.keys():
+            raise RequestError("MissingContentLength")
         forwards = (
             operation is None
             or not self._service.owns(operation)
@@ -219,12 +253,12 @@ class Pipeline:
         )
 
     # -- out
-    async def _send(self, request: web.BaseRequest, answer: Answer, story: Story) -> web.StreamResponse:
-        headers = {"x-amz-request-id": story.request_id, "x-amz-id-2": self._node_id, "Server": "tiergate"}
-        headers |= answer.headers
+    async def _send(
+        self, request: web.BaseRequest, answer: Answer, received: WireBody, story: Story
+    ) -> web.StreamResponse:
         if isinstance(answer.body, bytes):
-            return await self._send_whole(request, answer, answer.body, headers)
-        response = web.StreamResponse(status=answer.status, headers=headers)
+            return self._whole(request, answer.status, answer.headers, answer.body, answer.size_bytes, received, story)
+        response = self._begun(request, answer.status, answer.headers, received, story)
         response.content_length = answer.size_bytes
         try:
             await response.prepare(request)
@@ -233,27 +267,56 @@ class Pipeline:
             await response.write_eof()
         except ConnectionError as error:
             raise ClientGoneError("connection lost") from error
+        except TimeoutError as error:
+            log.info("the client stopped reading", operation=story.operation, resource=story.resource)
+            abort(request)
+            raise ClientGoneError("the client stopped reading") from error
         except TiergateError as error:
             # The head is out: only a broken connection can still say that the body is not whole.
-            self._metrics.broken_requests.inc(1, "gateway")
-            log.error(
-                "answer broken off", operation=story.operation, error=f"{type(error).__name__}: {error}"
-            )
-            raise ConnectionError("answer broken off") from error
+            log.error("answer broken off", operation=story.operation, error=f"{type(error).__name__}: {error}")
+            abort(request)
+            raise BrokenOffError("answer broken off") from error
         finally:
             await answer.body.close()
         self._metrics.served_bytes.inc(story.sent_bytes)
         return response
 
-    async def _send_whole(
-        self, request: web.BaseRequest, answer: Answer, body: bytes, headers: dict[str, str]
+    def _whole(
+        self,
+        request: web.BaseRequest,
+        status: int,
+        headers: Mapping[str, str],
+        body: bytes,
+        size_bytes: int | None,
+        received: WireBody | None,
+        story: Story,
     ) -> web.StreamResponse:
-        if request.method == "HEAD" or answer.status in (204, 304):
-            response = web.StreamResponse(status=answer.status, headers=headers)
-            if request.method == "HEAD" and answer.size_bytes is not None:
-                response.content_length = answer.size_bytes
-        else:
-            response = web.Response(status=answer.status, headers=headers, body=body)
+        """An answer whose body is at hand. `size_bytes` is what a HEAD answer says of the body it does not have."""
+        response = self._begun(request, status, headers, received, story)
+        if request.method == "HEAD":
+            response.content_length = size_bytes
+        elif status not in BODILESS:
+            whole = web.Response(status=status, headers=response.headers, body=body)
+            if response.keep_alive is False:
+                whole.force_close()
+            return whole
+        return response
+
+    def _begun(
+        self,
+        request: web.BaseRequest,
+        status: int,
+        headers: Mapping[str, str],
+        received: WireBody | None,
+        story: Story,
+    ) -> web.StreamResponse:
+        """A response with the headers that all have, on a connection that ends if it must."""
+        passed = {name: value for name, value in headers.items() if name.lower() not in OWN_HEADERS}
+        response = web.StreamResponse(status=status, headers=passed)
+        for name, value in standard_headers(story.request_id, self._node_id).items():
+            response.headers.setdefault(name, value)
+        if is_spent(request, received):
+            response.force_close()
         return response
 
     async def _stream(
@@ -267,10 +330,13 @@ class Pipeline:
         async for piece in body.pieces():
             for start in range(0, len(piece), SEND_BYTES):
                 part = piece[start : start + SEND_BYTES]
-                await response.write(part if len(part) > COPIED_BYTES else bytes(part))
+                async with asyncio.timeout(self._settings.body_idle_timeout_s):
+                    await response.write(part if len(part) > COPIED_BYTES else bytes(part))
                 story.sent_bytes += len(part)
 
-    def _refusal(self, request: web.BaseRequest, error: Exception, story: Story) -> web.StreamResponse:
+    def _refusal(
+        self, request: web.BaseRequest, error: Exception, received: WireBody | None, story: Story
+    ) -> web.StreamResponse:
         code = error_code(error)
         if isinstance(error, InvariantError) or not isinstance(error, TiergateError):
             self._metrics.broken_invariants.inc()
@@ -279,11 +345,28 @@ class Pipeline:
             fields = error.context | {"operation": story.operation, "resource": story.resource}
             log.info("refused", code=code, reason=error.message, **fields)
         answer = render_error(error, story.resource, story.request_id, self._node_id)
-        headers = {"x-amz-request-id": story.request_id, "x-amz-id-2": self._node_id, "Server": "tiergate"}
-        headers |= answer.headers
-        if request.method == "HEAD" or answer.status == 304:
-            return web.StreamResponse(status=answer.status, headers=headers)
-        return web.Response(status=answer.status, headers=headers, body=answer.body)
+        return self._whole(request, answer.status, answer.headers, answer.body, None, received, story)
+
+
+def is_spent(request: web.BaseRequest, received: WireBody | None) -> bool:
+    """Whether the connection is of no use after the answer, so that the answer must say it ends.
+
+    A client that still waits for `100 Continue` does not send its body after a final answer; what it sends next would
+    be taken for that body. Of a body in the middle only a bounded rest is worth reading past; one of unknown length may
+    be cut in the middle of its framing.
+    """
+    if received.awaits_continue if received is not None else awaits_continue(request):
+        return True
+    if request.content.is_eof():
+        return False
+    length = request.content_length
+    return length is None or length - request.content.total_bytes > SKIPPED_BYTES
+
+
+def abort(request: web.BaseRequest) -> None:
+    """Drop the connection with what it has not sent yet: that may be memory which is not pinned any more."""
+    if request.transport is not None:
+        request.transport.abort()
 
 
 def declared_length(headers: Mapping[str, str]) -> int | None:

@@ -44,15 +44,9 @@ async def serve(context: ChildContext) -> None:
             secret_for = keys.secret_for
         elif settings.client_auth is ClientAuth.KEYS:
             secret_for = own_keys(settings)
-        pipeline = Pipeline(
-            service,
-            settings,
-            secret_for,
-            rooms.clock,
-            rooms.metrics,
-            node_id(context.folders.root),
-        )
-        server = S3Server(pipeline.handle, settings.max_header_bytes, settings.header_timeout_s)
+        name = node_id(context.folders.root)
+        pipeline = Pipeline(service, settings, secret_for, rooms.clock, rooms.metrics, name)
+        server = S3Server(pipeline.handle, name, settings.max_header_bytes, settings.header_timeout_s)
         listening = await loop.create_server(
             server, sock=context.listen_socket, backlog=settings.connections_count
         )

@@ -199,7 +199,7 @@ class SeaweedOrigin(ProcessOrigin):
             "-master.telemetry=false",
             "-master.volumePreallocate=false",
             "-master.volumeSizeLimitMB=256",
-            "-volume.max=64",
+            "-volume.max=1000",
             "-filer",
             f"-filer.localSocket={folder / 'filer.sock'}",
             "-s3",

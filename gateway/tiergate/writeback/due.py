@@ -41,7 +41,13 @@ def plan(
     for write in view:
         if room <= 0:
             break
-        if write.quarantined or write.name in in_flight:
+        if write.quarantined:
+            continue
+        if write.name in in_flight:
+            # One that waits for its turn may wait for nothing but time.
+            hindrance = blocked(write) if write.name in waiting else None
+            if hindrance is not None and hindrance.until_s:
+                wake_s.append(hindrance.until_s)
             continue
         if not_before.get(write.name, 0.0) > now_s:
             wake_s.append(not_before[write.name])

@@ -62,6 +62,13 @@ class PendingView:
         self.writes = tuple(sorted(pending, key=lambda write: write.place))
         self.scopes = ScopeIndex(self.writes)
         self._order: StrictOrder | None = None
+        self._by_name: dict[ObjectName, Pending] | None = None
+
+    def find(self, name: ObjectName) -> Pending | None:
+        """The pending write of a key."""
+        if self._by_name is None:
+            self._by_name = {write.name: write for write in self.writes}
+        return self._by_name.get(name)
 
     @property
     def order(self) -> StrictOrder:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from tiergate.checkpoints.markers import scope_of
 from tiergate.clock import Clock
 from tiergate.directory.base import Directory
+from tiergate.errors import FencedError
 from tiergate.model import NO_BASE, Kind, ObjectName, Pending, Role
 from tiergate.writeback.fence import Blocked, FenceMode, PendingView, blockers
 
@@ -33,18 +34,18 @@ class Gate:
         self._quiet_s = quiet_s
         self._slots = slots
         self._view = PendingView([])
-        self._turn = asyncio.Condition()
+        self._changed = asyncio.Event()
         self._markers_going: set[ObjectName] = set()
         self.waiting: set[ObjectName] = set()
         """Writes in flight that wait for their turn and so need no slot."""
+        self.on_wait: Callable[[], None] = lambda: None
+        """Called when one more waits."""
 
     async def look(self) -> PendingView:
         """Read what is pending anew and let those waiting look again."""
-        view = PendingView(await self._directory.pending())
-        async with self._turn:
-            self._view = view
-            self._turn.notify_all()
-        return view
+        self._view = PendingView(await self._directory.pending())
+        self._notify()
+        return self._view
 
     def blocked(self, write: Pending, view: PendingView) -> Blocked | None:
         """What the write waits for in `view`, None if it may go."""
@@ -52,44 +53,82 @@ class Gate:
 
     @asynccontextmanager
     async def visible(self, write: Pending) -> AsyncIterator[None]:
-        """Wait for the write's turn; while inside, its visible step is under way."""
-        is_marker = write.role is Role.MARKER and write.kind is Kind.PUT
-        async with self._turn:
-            while not await self._may_go_now(write, is_marker):
-                await self._wait_without_slot(write)
-            if is_marker:
-                self._markers_going.add(write.name)
+        """Wait for the write's turn; while inside, its visible step is under way. The caller holds a slot.
+
+        Raises:
+            FencedError: the write was superseded meanwhile and must not be seen any more.
+        """
+        await self._come(write)
         try:
             yield
         finally:
-            self._markers_going.discard(write.name)
-            async with self._turn:
-                self._turn.notify_all()
+            if write.name in self._markers_going:
+                self._markers_going.discard(write.name)
+                self._notify()
 
-    async def _may_go_now(self, write: Pending, is_marker: bool) -> bool:
-        if not self._may_go(write, is_marker):
-            return False
-        # What was committed since the last look is not in the view yet.
-        fresh = PendingView(await self._directory.pending()) if is_marker else self._view
-        return self.blocked(write, fresh) is None
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
-    async def _wait_without_slot(self, write: Pending) -> None:
-        """Wait for the next look; somebody else may work meanwhile."""
-        self.waiting.add(write.name)
-        self._slots.release()
-        try:
-            await self._turn.wait()
-        finally:
-            self.waiting.discard(write.name)
-            await self._slots.acquire()
+    async def _come(self, write: Pending) -> None:
+        while True:
+            # As it stands now: a marker may have been disturbed, or superseded, since it was begun.
+            subject = (await self._directory.get(write.name)).pending
+            if subject is None or subject.uid != write.uid:
+                raise FencedError("superseded", key=write.name.key)
+            if self._seems_free(subject) and await self._take_turn(subject):
+                return
+            await self._wait_without_slot(subject)
 
-    def _may_go(self, write: Pending, is_marker: bool) -> bool:
-        if self.blocked(write, self._view) is not None:
-            return False
-        if is_marker or write.base == NO_BASE:
+    def _seems_free(self, subject: Pending) -> bool:
+        """What the last look says."""
+        return self.blocked(subject, self._view) is None and not self._overlaps(subject)
+
+    async def _take_turn(self, subject: Pending) -> bool:
+        """Take the turn that `_seems_free` offers. Nothing is awaited between that and this, except by markers, which
+        are seen by others while they look once more: what was committed since the last look is not in the view."""
+        if subject.role is not Role.MARKER or subject.kind is not Kind.PUT:
             return True
-        return not any(
-            marker.bucket == write.name.bucket and write.name.key.startswith(scope_of(marker.key))
+        self._markers_going.add(subject.name)
+        is_granted = False
+        try:
+            fresh = PendingView(await self._directory.pending())
+            self._view = fresh
+            is_granted = self.blocked(subject, fresh) is None
+        finally:
+            if not is_granted:
+                self._markers_going.discard(subject.name)
+            self._notify()
+        return is_granted
+
+    def _overlaps(self, subject: Pending) -> bool:
+        """Whether a marker is on its way whose set would change. A marker is no member of the set it speaks for, a
+        pointer of none."""
+        if subject.base == NO_BASE or subject.role is Role.POINTER:
+            return False
+        name = subject.name
+        return any(
+            marker.bucket == name.bucket
+            and name.key.startswith(scope_of(marker.key))
+            and not (subject.role is Role.MARKER and scope_of(marker.key) == scope_of(name.key))
             for marker in self._markers_going
-            if marker != write.name
         )
+
+    async def _wait_without_slot(self, subject: Pending) -> None:
+        """Wait until the last look says that the turn may have come; somebody else may work meanwhile."""
+        self.waiting.add(subject.name)
+        self._slots.release()
+        self.on_wait()
+        try:
+            while not self._seems_free(subject):
+                await self._changed.wait()
+                if subject.uid != self._uid_seen(subject.name):
+                    break
+        finally:
+            # Whoever called gives the slot back in the end, also when this is cancelled.
+            await self._slots.acquire()
+            self.waiting.discard(subject.name)
+
+    def _uid_seen(self, name: ObjectName) -> str:
+        found = self._view.find(name)
+        return found.uid if found is not None else ""

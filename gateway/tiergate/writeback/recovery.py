@@ -5,8 +5,8 @@ from tiergate.memory.memory import Memory
 
 
 async def recover(directory: Directory, memory: Memory) -> None:
-    """Drop bytes that no committed version or upload holds, release what the dead were reading, and let bytes be evicted
-    that the origin has. Safe at any time beside running processes."""
+    """Drop bytes that no committed version or upload holds, release what the dead were reading, and let bytes be
+    evicted that the origin has. Safe at any time beside running processes."""
     mark = memory.mark()
     live = await directory.live_holders()
     memory.reconcile(live, mark)

@@ -25,8 +25,9 @@ def is_fenced(write: Pending) -> bool:
 
 
 def replaces(write: Pending) -> bool:
-    """Whether a marker committed before the write could name what it replaces or deletes."""
-    return write.kind is Kind.DELETE or write.base != NO_BASE or write.place < write.revision
+    """Whether a marker committed before the write could name what it replaces or deletes. (A withdrawn marker stands
+    on nothing only because it was taken away.)"""
+    return write.kind is Kind.DELETE or write.base != NO_BASE or write.place < write.revision or write.withdrawn
 
 
 class Lowest:

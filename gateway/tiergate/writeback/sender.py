@@ -4,9 +4,10 @@ The steps that can be seen in the origin happen inside `visible(...)`, which the
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from tiergate.clock import Clock
 from tiergate.directory.base import Directory
@@ -17,7 +18,9 @@ from tiergate.observe.metrics import Metrics
 from tiergate.origin.client import Condition, OriginClient
 from tiergate.origin.stamp import stamp_header
 from tiergate.s3.checksums import block_checksum, bodies_crc64nvme
-from tiergate.writeback.withdrawal import Withdrawals
+from tiergate.writeback.withdrawal import Withdrawals, bodies_of
+
+T = TypeVar("T")
 
 SEND_BYTES = 1 << 20
 """Piece handed to a socket at a time."""
@@ -27,6 +30,12 @@ REBASE_ATTEMPTS_COUNT = 4
 
 INTENT_SLACK_S = 60.0
 """Clock difference to the origin that is allowed for when an upload is looked for by its start."""
+
+_CHANGED_CODES = frozenset({"NoSuchKey", "NoSuchUpload", "ConditionalRequestConflict"})
+"""Beside a failed condition: the origin's object or upload is not what it was thought to be, or another write of the
+key was under way.
+
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html"""
 
 Visible = Callable[[Pending], AbstractAsyncContextManager[None]]
 
@@ -75,7 +84,7 @@ class Sender:
         await self._abort_leftovers(write)
         async with visible(write):
             if write.base != NO_BASE:
-                await self._withdrawals.clear_way(write.name)
+                await self._withdrawals.clear_way(write.name, deleting=True)
             await self._origin.delete_object(write.name)
         await self._directory.persisted(write.name, write.uid, "", self._clock.wall_s())
 
@@ -100,11 +109,16 @@ class Sender:
                     break
             else:
                 raise OriginTemporaryError("the origin's object keeps changing", key=write.name.key)
-        await self._landed(write, version, landed)
+            await self._landed(write, version, landed)
 
     async def _landed(self, write: Pending, version: Version, origin_etag: str) -> None:
+        """Allow the bytes to be evicted. They are still pinned: a marker may be withdrawn by another process this very
+        moment, and then must stay."""
         await self._directory.persisted(write.name, write.uid, origin_etag, self._clock.wall_s())
         self._memory.clean(version.uid, [part.body.uid for part in version.parts])
+        pending = (await self._directory.get(write.name)).pending
+        if pending is not None and pending.uid == version.uid:
+            self._memory.hold_all(bodies_of(version), version.uid, dirty=True)
         self._metrics.persisted_bytes.inc(version.size_bytes)
 
     async def _version(self, write: Pending) -> Version:
@@ -148,9 +162,7 @@ class Sender:
                 )
                 return answer.etag
         except OriginRefusedError as refused:
-            if refused.status == 412 or (
-                refused.status == 404 and write.base and refused.code == "NoSuchKey"
-            ):
+            if refused.status == 412 or refused.code in _CHANGED_CODES:
                 return None
             raise
 
@@ -182,15 +194,18 @@ class Sender:
                 )
             return part.number, etag
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(send(part, pin)) for part, pin in zip(version.parts, held, strict=True)
-            ]
+        parts = await all_of([send(part, pin) for part, pin in zip(version.parts, held, strict=True)])
         async with visible(write):
             await self._clear_way(write)
-            answer = await self._origin.complete_multipart_upload(
-                write.name, upload_id, [task.result() for task in tasks], {}, condition
-            )
+            try:
+                answer = await self._origin.complete_multipart_upload(write.name, upload_id, parts, {}, condition)
+            except OriginRefusedError as refused:
+                if refused.code == "ConditionalRequestConflict":
+                    # https://docs.aws.amazon.com/AmazonS3/latest/API/API_CompleteMultipartUpload.html wants the parts
+                    # sent anew then.
+                    await self._origin.abort_multipart_upload(write.name, upload_id)
+                    await self._directory.note_upload(write.name, write.uid, None)
+                raise
         return answer.etag
 
     async def _resume(self, write: Pending, version: Version) -> tuple[str, dict[int, tuple[str, int]]]:
@@ -212,8 +227,11 @@ class Sender:
         return upload_id, {}
 
     async def abort_unnamed(self, name: ObjectName, upload: OriginUpload) -> None:
-        """Abort uploads of exactly this key begun since an intent whose answer was lost."""
+        """Abort uploads of exactly this key begun since an intent whose answer was lost, and known for nothing else."""
+        known = await self._directory.origin_upload_ids(name.bucket)
         for key, upload_id, initiated_s in await self._origin.list_uploads(name.bucket, name.key):
+            if upload_id in known:
+                continue
             if key == name.key and initiated_s >= upload.started_s - INTENT_SLACK_S:
                 await self._origin.abort_multipart_upload(name, upload_id)
 
@@ -247,6 +265,16 @@ class Sender:
     def _part_checksum(self, part: Part) -> dict[str, str]:
         value = bodies_crc64nvme((part.body,))
         return {} if value is None else {"x-amz-checksum-crc64nvme": value}
+
+
+async def all_of(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run the calls beside each other. The first failure ends the others and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def pin_part(memory: Memory, part: Part) -> AbstractContextManager[Pin | None]:

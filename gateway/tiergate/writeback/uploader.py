@@ -7,6 +7,7 @@ that the origin refuses for good is quarantined: kept, still served, named in st
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,9 +19,9 @@ from tiergate.errors import (
     OriginCredentialsError,
     OriginError,
     OriginRefusedError,
-    TiergateError,
+    OverloadedError,
 )
-from tiergate.model import Kind, ObjectName, Pending
+from tiergate.model import Kind, ObjectName, OriginUpload, Pending
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
 from tiergate.policy.backoff import delay_s
@@ -31,10 +32,21 @@ from tiergate.writeback.sender import Sender
 
 log = get_logger(__name__)
 
+ATTEMPTS_LIMIT_COUNT = 100_000
+"""Writes whose failed tries are counted."""
+
+AHEAD_COUNT = 1000
+"""Writes chosen at a look beyond those begun at once, so that the next is at hand when one ends."""
+
+LOOK_SHARE = 0.2
+"""Part of the time that looks may take where very much is pending."""
+
+LOOK_PAUSE_LIMIT_S = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class UploaderSettings:
-    """Bounds of the work: `begun_count` writes are begun at a time, so that the next is at hand when one ends."""
+    """Bounds of the work: `begun_count` writes are begun at a time, so that a slot never waits for one."""
 
     begun_count: int
     backoff_base_s: float
@@ -64,8 +76,12 @@ class Uploader:
         self._tasks: dict[ObjectName, asyncio.Task[None]] = {}
         self._attempts: dict[str, int] = {}
         self._not_before: dict[ObjectName, float] = {}
+        self._ready: deque[Pending] = deque()
+        self._orphan_task: asyncio.Task[None] | None = None
+        self._orphans_at_s = 0.0
         self._changed = asyncio.Event()
         self._slots = slots
+        gate.on_wait = self._begin_ready
 
     def wake(self) -> None:
         """Something was committed or released: look again."""
@@ -74,6 +90,7 @@ class Uploader:
     def retry_now(self) -> None:
         """Forget all waits after failures and look again."""
         self._not_before.clear()
+        self._orphans_at_s = 0.0
         self._changed.set()
 
     @property
@@ -89,99 +106,153 @@ class Uploader:
 
     async def run(self) -> None:
         """Work until cancelled; what is in flight then is cancelled too and goes on at the next start."""
+        failures = 0
         try:
             while True:
                 self._changed.clear()
-                wake_s = await self._look()
+                began_s = self._clock.monotonic_s()
+                try:
+                    wake_s = await self._look()
+                except Exception as error:  # Whatever it is: nobody else would go on with write-back.
+                    failures += 1
+                    log.exception("looking for what to write back failed, tried again", error=error)
+                    await self._clock.sleep(self._backoff_s(failures))
+                    continue
+                failures = 0
+                await self._pause(self._clock.monotonic_s() - began_s)
                 try:
                     await asyncio.wait_for(self._changed.wait(), wake_s)
                 except TimeoutError:
                     continue
         finally:
-            tasks = list(self._tasks.values())
+            self._ready.clear()
+            tasks = [*self._tasks.values(), *([self._orphan_task] if self._orphan_task else [])]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pause(self, look_s: float) -> None:
+        """A look takes as long as much is pending; what was chosen ahead is begun meanwhile."""
+        pause_s = min(look_s / LOOK_SHARE - look_s, LOOK_PAUSE_LIMIT_S)
+        if pause_s > 0.0:
+            await self._clock.sleep(pause_s)
 
     async def _look(self) -> float | None:
         """Read what is pending and start what is due; the seconds until something else is, None for "when woken"."""
         view = await self._gate.look()
         now_s = self._clock.wall_s()
-        self._not_before = {name: at for name, at in self._not_before.items() if at > now_s}
+        # No wait is longer than the longest backoff, even if the clock was set back.
+        last_s = now_s + self._settings.backoff_cap_s
+        self._not_before = {name: at_s for name, at_s in self._not_before.items() if now_s < at_s <= last_s}
         due = plan(
             view,
             in_flight=set(self._tasks),
             waiting=self._gate.waiting,
-            limits=Limits(self._settings.begun_count),
+            limits=Limits(self._settings.begun_count + AHEAD_COUNT),
             now_s=now_s,
             not_before=self._not_before,
             blocked=lambda write: self._gate.blocked(write, view),
         )
-        for write in due.start:
-            self._tasks[write.name] = asyncio.create_task(self._work(write))
-        await self._abort_orphans()
-        return None if due.wake_at_s is None else max(0.0, due.wake_at_s - now_s)
+        self._ready = deque(due.start)
+        self._begin_ready()
+        times_s = [due.wake_at_s, await self._look_after_orphans(now_s)]
+        return min((max(0.0, at_s - now_s) for at_s in times_s if at_s is not None), default=None)
 
-    async def _abort_orphans(self) -> None:
-        for name, upload in await self._directory.orphan_uploads():
-            if name in self._not_before:
-                continue
-            try:
-                await self._sender.abort(name, upload)
-            except OriginError as error:
-                self._later(name, upload.upload_id, error)
-            else:
-                await self._directory.drop_leftovers(name, [upload])
+    def _begin_ready(self) -> None:
+        """Begin what was chosen, as far as there is room. That it was superseded since is found when it begins."""
+        room = self._settings.begun_count - (len(self._tasks) - len(self._gate.waiting))
+        while self._ready and room > 0:
+            write = self._ready.popleft()
+            if write.name not in self._tasks:
+                self._tasks[write.name] = asyncio.create_task(self._work(write))
+                room -= 1
+
+    async def _look_after_orphans(self, now_s: float) -> float | None:
+        """Begin to abort uploads that nobody owns; when to try again what failed."""
+        if self._orphan_task is not None:
+            return None
+        orphans = await self._directory.orphan_uploads()
+        if not orphans:
+            return None
+        if now_s < self._orphans_at_s <= now_s + self._settings.backoff_cap_s:
+            return self._orphans_at_s
+        self._orphan_task = asyncio.create_task(self._abort_orphans(orphans))
+        return None
+
+    async def _abort_orphans(self, orphans: Sequence[tuple[ObjectName, OriginUpload]]) -> None:
+        try:
+            for name, upload in orphans:
+                try:
+                    await self._sender.abort(name, upload)
+                    await self._directory.drop_leftovers(name, [upload])
+                except Exception as error:  # The next one may go; this one is tried again.
+                    self._orphans_at_s = self._clock.wall_s() + self._put_off(name, f"orphan {name}", error)
+        finally:
+            self._orphan_task = None
+            self._changed.set()
 
     async def _work(self, write: Pending) -> None:
         """One try at one write, and what follows from how it ends."""
         try:
             async with self._slots:
-                if write.kind is Kind.DELETE:
-                    await self._sender.delete(write, self._gate.visible)
-                else:
-                    await self._sender.put(write, self._gate.visible)
-        except FencedError:
-            self._metrics.superseded_writes.inc()
-        except OriginCredentialsError as error:
-            self._later(write.name, write.uid, error)
-        except (OriginRefusedError, IntegrityError) as error:
-            await self._set_aside(write, error)
-        except OriginError as error:
-            self._later(write.name, write.uid, error)
-        except TiergateError as error:
-            log.exception("write-back failed unexpectedly", error=error, **context(write))
-            self._later(write.name, write.uid, error)
+                await self._send(write)
+        except Exception as error:  # It stays pending whatever happened, and must not be tried again at once.
+            self._later(write, error)
         else:
             self._attempts.pop(write.uid, None)
         finally:
             del self._tasks[write.name]
+            self._begin_ready()
             self._changed.set()
 
-    async def _set_aside(self, write: Pending, error: TiergateError) -> None:
+    async def _send(self, write: Pending) -> None:
+        try:
+            if write.kind is Kind.DELETE:
+                await self._sender.delete(write, self._gate.visible)
+            else:
+                await self._sender.put(write, self._gate.visible)
+        except FencedError:
+            self._metrics.superseded_writes.inc()
+        except OriginCredentialsError:
+            raise
+        except (OriginRefusedError, IntegrityError) as error:
+            await self._set_aside(write, error)
+
+    async def _set_aside(self, write: Pending, error: OriginRefusedError | IntegrityError) -> None:
+        pending = (await self._directory.get(write.name)).pending
+        if pending is None or pending.uid != write.uid:
+            # Superseded while it was sent: its bytes may be gone, and nobody needs it.
+            self._metrics.superseded_writes.inc()
+            return
         reason = f"{type(error).__name__}: {error.message}"
+        await self._directory.quarantine(write.name, write.uid, reason)
         log.error("write-back refused for good; kept and quarantined", reason=reason, **context(write))
         self._metrics.quarantines.inc()
-        await self._directory.quarantine(write.name, write.uid, reason)
 
-    def _later(self, name: ObjectName, uid: str, error: TiergateError) -> None:
+    def _later(self, write: Pending, error: Exception) -> None:
+        self._not_before[write.name] = self._clock.wall_s() + self._put_off(write.name, write.uid, error)
+
+    def _put_off(self, name: ObjectName, subject: str, error: Exception) -> float:
+        """How long to wait before the next try, longer with each."""
         if len(self._attempts) > ATTEMPTS_LIMIT_COUNT:
             self._attempts.clear()
-        attempt = self._attempts[uid] = self._attempts.get(uid, 0) + 1
-        wait_s = delay_s(attempt, self._random, self._settings.backoff_base_s, self._settings.backoff_cap_s)
+        attempt = self._attempts[subject] = self._attempts.get(subject, 0) + 1
+        wait_s = self._backoff_s(attempt)
         self._metrics.writeback_retries.inc()
-        log.warning(
-            "write-back will be tried again",
-            bucket=name.bucket,
-            key=name.key,
-            attempt=attempt,
-            wait_s=round(wait_s, 2),
-            error=f"{type(error).__name__}: {error.message}",
-        )
-        self._not_before[name] = self._clock.wall_s() + wait_s
+        facts: dict[str, object] = {
+            "bucket": name.bucket,
+            "key": name.key,
+            "attempt": attempt,
+            "wait_s": round(wait_s, 2),
+        }
+        if isinstance(error, (OriginError, OverloadedError)):
+            log.warning("write-back will be tried again", error=f"{type(error).__name__}: {error.message}", **facts)
+        else:
+            log.exception("write-back failed unexpectedly, tried again", error=error, **facts)
+        return wait_s
 
-
-ATTEMPTS_LIMIT_COUNT = 100_000
+    def _backoff_s(self, attempt: int) -> float:
+        return delay_s(attempt, self._random, self._settings.backoff_base_s, self._settings.backoff_cap_s)
 
 
 def context(write: Pending) -> dict[str, str]:

@@ -5,18 +5,25 @@ write-back puts it back when the fence says that the set is whole.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from tiergate.checkpoints.markers import Markers, ancestor_scopes
 from tiergate.clock import Clock
-from tiergate.directory.base import Directory, Seen
-from tiergate.errors import OriginTemporaryError
+from tiergate.directory.base import Directory
+from tiergate.errors import OriginRefusedError, OriginTemporaryError
 from tiergate.memory.memory import Memory
-from tiergate.model import BLOCK_BYTES, NO_BASE, ObjectName, Record, Role, State, Version
+from tiergate.model import BLOCK_BYTES, NO_BASE, ObjectName, Pending, Record, Role, State, Version
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
 from tiergate.origin.client import OriginClient, OriginObject
 
 log = get_logger(__name__)
+
+LOOKED_LIMIT_COUNT = 10_000
+"""How many scopes are remembered as looked at; past it all are looked at again."""
+
+WITHDRAW_ATTEMPTS_COUNT = 4
+"""How often a marker that changes meanwhile is looked at anew."""
 
 
 class Withdrawals:
@@ -43,42 +50,85 @@ class Withdrawals:
         self._revalidate_s = revalidate_s
         self._looked: dict[tuple[str, str], float] = {}
 
-    async def clear_way(self, name: ObjectName) -> None:
-        """Called before `name`, which the origin holds, is replaced or deleted there: no marker whose set holds it
-        is in the origin when this returns.
+    async def clear_way(self, name: ObjectName, *, deleting: bool = False) -> None:
+        """Called before `name`, which the origin holds, is replaced or deleted there: no marker that this would make
+        untrue is in the origin when this returns. Those are the markers of all scopes that hold it; of a deletion
+        only the innermost that has any: an old set going does not touch what points at the newest. A marker is no
+        member of the set it speaks for, a pointer of none.
 
         Raises:
             OriginError: as the origin client; nothing may be made visible then.
         """
-        scopes = ancestor_scopes(name.key)
+        role = self._markers.role_of(name, 0)
+        if role is Role.POINTER:
+            return
+        scopes = ancestor_scopes(name.key)[1 if role is Role.MARKER else 0 :]
         await self._learn_foreign(name.bucket, scopes)
-        for seen in await self._directory.standing_markers(name.bucket, scopes):
-            marker = seen.record.name if seen.record else None
-            if marker is not None and marker != name:
-                await self._withdraw(marker, seen)
+        # From the outside inwards: a marker is itself a member of the sets around its own.
+        for group in [scopes] if deleting else [[scope] for scope in reversed(scopes)]:
+            for seen in await self._directory.standing_markers(name.bucket, group):
+                if seen.record is not None and seen.record.name != name:
+                    await self._withdraw(seen.record.name)
 
-    async def _withdraw(self, marker: ObjectName, seen: Seen) -> None:
-        record, pending = seen.record, seen.pending
-        if record is None:
-            return
-        if pending is None:
-            if record.state is not State.CLEAN or record.version is None:
-                return
-            await self._bring_in(record, record.version)
-            pending = await self._directory.withdraw(marker, record.version.uid, self._clock.wall_s())
+    async def _withdraw(self, marker: ObjectName) -> None:
+        for _ in range(WITHDRAW_ATTEMPTS_COUNT):
+            seen = await self._directory.get(marker)
+            record, pending = seen.record, seen.pending
             if pending is None:
-                # Somebody committed the marker anew just now: that is pending, and stands on the old one.
-                await self._withdraw(marker, await self._directory.get(marker))
+                if record is None or record.state is not State.CLEAN or record.version is None:
+                    return
+                pending = await self._owe_again(record, record.version)
+                if pending is None:
+                    continue
+            if pending.base == NO_BASE and not pending.begun:
                 return
-        if pending.base == NO_BASE:
+            # One that has begun may have landed, though nobody heard of it.
+            await self._origin.delete_object(marker)
+            await self._directory.withdrawn(marker, pending.uid)
+            self._metrics.withdrawals.inc()
+            log.info("marker withdrawn", bucket=marker.bucket, key=marker.key)
             return
-        await self._origin.delete_object(marker)
-        await self._directory.withdrawn(marker, pending.uid)
-        self._metrics.withdrawals.inc()
-        log.info("marker withdrawn", bucket=marker.bucket, key=marker.key)
+        raise OriginTemporaryError("a marker keeps changing", key=marker.key)
+
+    async def _owe_again(self, record: Record, version: Version) -> Pending | None:
+        """Make the clean marker pending, with its bytes held; None if it is not what it was any more."""
+        try:
+            await self._bring_in(record, version)
+        except OriginRefusedError as refused:
+            if refused.status != 412 and refused.code != "NoSuchKey":
+                raise
+            # Somebody changed it behind the gateway: what is known of it is void.
+            await self._directory.forget(record.name, version.uid)
+            await self._let_go(record.name, version)
+            await self._adopt(record.name)
+            return None
+        bodies = bodies_of(version)
+        with ExitStack() as pins:
+            for body in bodies:
+                pin = self._memory.pin(body)
+                if pin is None:
+                    raise evicted(record)
+                pins.enter_context(pin)
+            if not self._memory.hold_all(bodies, version.uid, dirty=True):
+                raise evicted(record)
+            pending = await self._directory.withdraw(record.name, version.uid, self._clock.wall_s())
+            if pending is None:
+                await self._let_go(record.name, version)
+            # Another process, late to hear that the origin had it, may have allowed its eviction just now.
+            elif not self._memory.hold_all(bodies, version.uid, dirty=True):
+                raise evicted(record)
+            else:
+                self._memory.confirm(version.uid, bodies)
+        return pending
+
+    async def _let_go(self, name: ObjectName, version: Version) -> None:
+        """Hold no bytes for a version that is not current any more."""
+        current = (await self._directory.get(name)).record
+        if current is None or current.version is None or current.version.uid != version.uid:
+            self._memory.drop(version.uid, bodies_of(version))
 
     async def _bring_in(self, record: Record, version: Version) -> None:
-        """Have every byte of the marker in memory and hold it, so that it can be put back."""
+        """Have every byte of the marker in memory."""
         offset = 0
         for part in version.parts:
             body = part.body
@@ -89,20 +139,13 @@ class Withdrawals:
                 start = offset + index * BLOCK_BYTES
                 end = start + body.block_size_bytes(index)
                 try:
-                    async with self._origin.get_object(record.name, start, end, record.origin_etag) as (
-                        _,
-                        data,
-                    ):
+                    async with self._origin.get_object(record.name, start, end, record.origin_etag) as (_, data):
                         async for piece in data:
                             receiving.write(piece)
                     receiving.seal()
                 except BaseException:
                     receiving.abort()
                     raise
-            if not self._memory.hold(body.uid, version.uid, dirty=True):
-                raise OriginTemporaryError(
-                    "a marker was evicted while it was brought in", key=record.name.key
-                )
             offset += body.size_bytes
 
     async def _learn_foreign(self, bucket: str, scopes: list[str]) -> None:
@@ -139,5 +182,11 @@ class Withdrawals:
             await self._directory.adopt(name, version, there.etag, role, now_s)
 
 
-LOOKED_LIMIT_COUNT = 10_000
-"""How many scopes are remembered as looked at; past it all are looked at again."""
+def bodies_of(version: Version) -> list[str]:
+    """The bodies that have bytes."""
+    return [part.body.uid for part in version.parts if part.body.size_bytes]
+
+
+def evicted(record: Record) -> OriginTemporaryError:
+    """The marker's bytes went while it was brought in; nothing happened in the origin."""
+    return OriginTemporaryError("a marker was evicted while it was brought in", key=record.name.key)

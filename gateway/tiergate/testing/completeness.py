@@ -1,0 +1,118 @@
+"""Promise P4 judged from outside: was there an instant at which a marker in the origin was untrue?
+
+What is compared are the acknowledgements a client got, in their order, with the requests that reached the origin
+(`FaultyOrigin.requests`). A request takes effect at some instant between its start and its end, so the marker is held
+to be there, and a member to change, at the worst of these instants.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+from tiergate.checkpoints.markers import scope_of
+from tiergate.origin.stamp import STAMP_HEADER, parse_stamp
+from tiergate.testing.rules import Seen
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    """One acknowledged write of a key: the ETag it was answered with, empty for a deletion."""
+
+    key: str
+    etag: str
+
+
+class Change(NamedTuple):
+    """What a request did to a key of the origin, some time between two instants; `etag` is empty for a deletion,
+    `stamped` false for an object without the gateway's stamp."""
+
+    key: str
+    etag: str
+    from_s: float
+    until_s: float
+
+
+def changes_of(requests: Iterable[Seen], bucket: str) -> list[Change]:
+    """The changes that the origin's objects saw, in the order of the requests. A request whose answer was lost
+    counts as done."""
+    begun: dict[str, str] = {}
+    found: list[Change] = []
+    for seen in requests:
+        if seen.bucket != bucket or (seen.origin_status is not None and seen.origin_status >= 300):
+            continue
+        if seen.origin_status is None and seen.fault is not None:
+            continue  # Answered in the origin's place.
+        until_s = inf if seen.finished_s is None else seen.finished_s
+        if seen.operation == "CreateMultipartUpload":
+            begun[seen.key] = _stamped_etag(seen)
+        elif seen.operation in ("PutObject", "CopyObject"):
+            found.append(Change(seen.key, _stamped_etag(seen), seen.started_s, until_s))
+        elif seen.operation == "CompleteMultipartUpload":
+            found.append(Change(seen.key, begun.get(seen.key, ""), seen.started_s, until_s))
+        elif seen.operation == "DeleteObject":
+            found.append(Change(seen.key, "", seen.started_s, until_s))
+    return found
+
+
+def _stamped_etag(seen: Seen) -> str:
+    stamp = parse_stamp(seen.headers.get(STAMP_HEADER, ""))
+    return stamp.etag if stamp else "foreign"
+
+
+def false_completes(
+    requests: Iterable[Seen], bucket: str, acked: Sequence[Acked], is_marker: Callable[[str], bool]
+) -> list[str]:
+    """The moments at which a marker was untrue, in words; empty when promise P4 was kept.
+
+    `acked` holds every acknowledged write of one client that wrote one after the other, ETags different for different
+    bytes, to a bucket that was empty before; `requests` begin before it.
+    """
+    changes = changes_of(requests, bucket)
+    faults = []
+    for put in changes:
+        if is_marker(put.key) and put.etag:
+            gone_s = _gone_s(changes, put)
+            faults += _untrue_when_put(changes, acked, put)
+            faults += _changed_meanwhile(changes, put, gone_s)
+    return faults
+
+
+def _gone_s(changes: Sequence[Change], put: Change) -> float:
+    """When the marker was surely no longer there."""
+    ends = [each.until_s for each in changes if each.key == put.key and not each.etag and each.from_s >= put.until_s]
+    return min(ends, default=inf)
+
+
+def _untrue_when_put(changes: Sequence[Change], acked: Sequence[Acked], put: Change) -> list[str]:
+    """Members that were not there, or too old, when the marker may have appeared."""
+    at = max((i for i, each in enumerate(acked) if each == Acked(put.key, put.etag)), default=-1)
+    if at < 0:
+        return [f"{put.key} {put.etag} was never acknowledged"]
+    scope = scope_of(put.key)
+    needed = {each.key: i for i, each in enumerate(acked[:at]) if each.key.startswith(scope) and each.key != put.key}
+    faults = []
+    for key, index in needed.items():
+        done = [each for each in changes if each.key == key and each.until_s <= put.from_s]
+        history = [(i, each.etag) for i, each in enumerate(acked) if each.key == key and i >= index]
+        good = {etag for _, etag in history}
+        state = done[-1].etag if done else ""
+        if state not in good:
+            faults.append(f"{put.key} appeared while {key} was {state or 'absent'}, acknowledged: {sorted(good)}")
+    return faults
+
+
+def _changed_meanwhile(changes: Sequence[Change], put: Change, gone_s: float) -> list[str]:
+    """Members that the origin held already and that changed while the marker may have been there."""
+    scope = scope_of(put.key)
+    faults = []
+    for each in changes:
+        if each.key == put.key or not each.key.startswith(scope):
+            continue
+        if each.until_s <= put.from_s or each.from_s >= gone_s:
+            continue
+        before = [other for other in changes if other.key == each.key and other.until_s <= each.from_s]
+        if before and before[-1].etag and before[-1].etag != each.etag:
+            what = "replaced" if each.etag else "deleted"
+            faults.append(f"{each.key} was {what} while {put.key} stood")
+    return faults

@@ -1,0 +1,289 @@
+"""Promise P4 on the wire: at no instant does the origin show a marker whose set is not whole there."""
+
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tiergate.testing.completeness import Acked, changes_of, false_completes
+from tiergate.testing.faults import FaultyOrigin
+from tiergate.testing.node import RunningNode
+from tiergate.testing.objects import body_of, is_missing, keys_of
+from tiergate.testing.origins import MotoOrigin
+from tiergate.testing.rules import Answer, Cut, Gate, Hold, Seen
+
+pytestmark = pytest.mark.parametrize("origin", [MotoOrigin], ids=["moto"], indirect=True)
+
+QUIET = ("--marker-quiet", "1s")
+MARKER = ".metadata"
+
+
+def is_marker(key: str) -> bool:
+    return key.rpartition("/")[2] == MARKER
+
+
+@dataclass
+class Writer:
+    """One client that writes one after the other, and remembers what was acknowledged."""
+
+    client: Any
+    bucket: str
+    acked: list[Acked] = field(default_factory=list)
+    data: dict[str, bytes] = field(default_factory=dict)
+
+    def put(self, key: str, data: bytes) -> None:
+        answer = self.client.put_object(Bucket=self.bucket, Key=key, Body=data)
+        self.acked.append(Acked(key, answer["ETag"].strip('"')))
+        self.data[key] = data
+
+    def copy(self, source: str, key: str) -> None:
+        answer = self.client.copy_object(
+            Bucket=self.bucket, Key=key, CopySource={"Bucket": self.bucket, "Key": source}
+        )
+        self.acked.append(Acked(key, answer["CopyObjectResult"]["ETag"].strip('"')))
+        self.data[key] = self.data[source]
+
+    def delete(self, key: str) -> None:
+        self.client.delete_object(Bucket=self.bucket, Key=key)
+        self.acked.append(Acked(key, ""))
+        self.data.pop(key, None)
+
+    def save(self, prefix: str, shards: int = 4, size: int = 300_000) -> None:
+        """As stock DCP does: shards, then the marker by a rename, which is a copy and a deletion."""
+        for index in range(shards):
+            self.put(f"{prefix}__{index}_0.distcp", os.urandom(size))
+        self.put(f"{prefix}.metadata.tmp", os.urandom(2000))
+        self.copy(f"{prefix}.metadata.tmp", f"{prefix}{MARKER}")
+        self.delete(f"{prefix}.metadata.tmp")
+
+
+@pytest.fixture
+def writer(s3: Any, bucket: str) -> Writer:
+    return Writer(s3, bucket)
+
+
+@pytest.fixture
+def own(start_node: Callable[..., RunningNode]) -> RunningNode:
+    """A node that takes a set for quiet after a second."""
+    return start_node(*QUIET)
+
+
+@pytest.fixture
+def own_writer(own: RunningNode, bucket: str) -> Writer:
+    return Writer(own.client(), bucket)
+
+
+def check_whole(proxy: FaultyOrigin, writer: Writer, direct: Any) -> None:
+    """The origin never showed a false marker, and ends with what was acknowledged."""
+    assert false_completes(proxy.requests, writer.bucket, writer.acked, is_marker) == []
+    assert keys_of(direct, writer.bucket) == sorted(writer.data)
+    for key, data in writer.data.items():
+        assert body_of(direct, writer.bucket, key) == data, key
+
+
+def order_of(proxy: FaultyOrigin, bucket: str) -> list[str]:
+    return [("" if each.etag else "-") + each.key for each in changes_of(proxy.requests, bucket)]
+
+
+def test_stock_dcp_save_sends_marker_after_all_shards(
+    node: RunningNode, writer: Writer, proxy: FaultyOrigin, direct: Any
+) -> None:
+    writer.save("step-1/")
+    node.wait_settled()
+
+    check_whole(proxy, writer, direct)
+    sent = order_of(proxy, writer.bucket)
+    assert sent.index(f"step-1/{MARKER}") > max(sent.index(f"step-1/__{index}_0.distcp") for index in range(4))
+
+
+def test_held_shard_keeps_marker_back_until_it_lands(
+    node: RunningNode, writer: Writer, proxy: FaultyOrigin, direct: Any
+) -> None:
+    gate = Gate()
+    held = "step-1/__2_0.distcp"
+    proxy.inject(Hold(gate), operation="PutObject", key=held)
+    writer.save("step-1/")
+    gate.wait_reached()
+    # Everything but the shard and the marker is through; what is left waits for the shard and says so.
+    status = node.wait_status(
+        "two are left", lambda status: status["writeback"]["pending"] == 2 and status["writeback"]["fenced"]
+    )
+    (fenced,) = status["writeback"]["fenced"]
+    assert fenced["uri"].endswith(f"/step-1/{MARKER}")
+    assert held in fenced["waits"]
+    # Whoever asks the gateway sees the set whole all the while.
+    assert body_of(writer.client, writer.bucket, f"step-1/{MARKER}") == writer.data[f"step-1/{MARKER}"]
+    # Another set is not held up: its marker passing proves that the uploader went on meanwhile.
+    writer.save("step-2/")
+    proxy.wait_finished("PutObject", f"step-2/{MARKER}")
+    assert is_missing(direct, writer.bucket, f"step-1/{MARKER}")
+
+    gate.release()
+    node.wait_settled()
+    check_whole(proxy, writer, direct)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Answer(500, "InternalError"), Cut(after_origin=True), Answer(503, "SlowDown", after_origin=True)],
+    ids=["refused", "answer lost", "done but refused"],
+)
+def test_shard_that_fails_at_first_is_waited_for(
+    node: RunningNode, writer: Writer, proxy: FaultyOrigin, direct: Any, fault: Answer | Cut
+) -> None:
+    proxy.inject(fault, operation="PutObject", key="s/__1_0.distcp", times=5)
+    writer.save("s/")
+    node.wait_settled()
+    check_whole(proxy, writer, direct)
+
+
+def test_multipart_shard_is_visible_before_marker(
+    node: RunningNode, writer: Writer, proxy: FaultyOrigin, direct: Any
+) -> None:
+    key = "s/__0_0.distcp"
+    upload_id = writer.client.create_multipart_upload(Bucket=writer.bucket, Key=key)["UploadId"]
+    parts = [os.urandom(5 << 20), os.urandom(100_000)]
+    etags = [
+        writer.client.upload_part(
+            Bucket=writer.bucket, Key=key, UploadId=upload_id, PartNumber=number, Body=data
+        )["ETag"]
+        for number, data in enumerate(parts, 1)
+    ]
+    listed = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
+    done = writer.client.complete_multipart_upload(
+        Bucket=writer.bucket, Key=key, UploadId=upload_id, MultipartUpload={"Parts": listed}
+    )
+    writer.acked.append(Acked(key, done["ETag"].strip('"')))
+    writer.data[key] = b"".join(parts)
+    gate = Gate()
+    proxy.inject(Hold(gate), operation="CompleteMultipartUpload", key=key)
+    writer.put(f"s/{MARKER}", b"marker")
+    gate.wait_reached()
+    node.wait_status("the marker waits", lambda status: status["writeback"]["fenced"])
+    assert is_missing(direct, writer.bucket, f"s/{MARKER}")
+
+    gate.release()
+    node.wait_settled()
+    check_whole(proxy, writer, direct)
+
+
+def test_overwriting_a_committed_set_withdraws_marker_first_and_puts_it_back(
+    own: RunningNode, own_writer: Writer, proxy: FaultyOrigin, direct: Any
+) -> None:
+    own_writer.save("latest/")
+    own.wait_settled()
+    first = len(order_of(proxy, own_writer.bucket))
+    gate = Gate()
+    proxy.inject(Hold(gate), operation="PutObject", key="latest/__0_0.distcp")
+    own_writer.save("latest/")
+    gate.wait_reached()
+    assert is_missing(direct, own_writer.bucket, f"latest/{MARKER}")
+    assert body_of(own_writer.client, own_writer.bucket, f"latest/{MARKER}")
+
+    gate.release()
+    own.wait_settled()
+
+    check_whole(proxy, own_writer, direct)
+    sent = order_of(proxy, own_writer.bucket)[first:]
+    shards = [f"latest/__{index}_0.distcp" for index in range(4)]
+    assert sent.index(f"-latest/{MARKER}") < min(sent.index(shard) for shard in shards)
+    assert sent.index(f"latest/{MARKER}") > max(sent.index(shard) for shard in shards)
+
+
+def test_overwriting_one_shard_only_brings_marker_back_once_quiet(
+    own: RunningNode, own_writer: Writer, proxy: FaultyOrigin, direct: Any
+) -> None:
+    own_writer.save("latest/")
+    own.wait_settled()
+    first = len(order_of(proxy, own_writer.bucket))
+    marker = own_writer.client.head_object(Bucket=own_writer.bucket, Key=f"latest/{MARKER}")
+    own_writer.put("latest/__3_0.distcp", os.urandom(1000))
+    own.wait_settled()
+
+    check_whole(proxy, own_writer, direct)
+    assert order_of(proxy, own_writer.bucket)[first:] == [
+        f"-latest/{MARKER}",
+        "latest/__3_0.distcp",
+        f"latest/{MARKER}",
+    ]
+    again = own_writer.client.head_object(Bucket=own_writer.bucket, Key=f"latest/{MARKER}")
+    assert (again["ETag"], again["LastModified"]) == (marker["ETag"], marker["LastModified"])
+
+
+def test_overwrite_waits_while_marker_cannot_be_withdrawn(
+    own: RunningNode, own_writer: Writer, proxy: FaultyOrigin, direct: Any
+) -> None:
+    own_writer.save("latest/")
+    own.wait_settled()
+    proxy.inject(Answer(503, "SlowDown"), operation="DeleteObject", key=f"latest/{MARKER}", times=4)
+    own_writer.save("latest/")
+    own.wait_settled()
+    check_whole(proxy, own_writer, direct)
+
+
+@pytest.mark.parametrize("order", ["marker last", "marker first", "by DeleteObjects"])
+def test_deleting_a_set_takes_marker_first_in_whatever_order(
+    node: RunningNode, writer: Writer, proxy: FaultyOrigin, direct: Any, order: str
+) -> None:
+    writer.save("old/")
+    node.wait_settled()
+    first = len(order_of(proxy, writer.bucket))
+    keys = sorted(writer.data, key=is_marker, reverse=order == "marker first")
+    if order == "by DeleteObjects":
+        objects = [{"Key": key} for key in keys]
+        assert "Errors" not in writer.client.delete_objects(Bucket=writer.bucket, Delete={"Objects": objects})
+        writer.acked += [Acked(key, "") for key in keys]
+        writer.data.clear()
+    else:
+        for key in keys:
+            writer.delete(key)
+    assert keys_of(writer.client, writer.bucket) == []
+    node.wait_settled()
+
+    check_whole(proxy, writer, direct)
+    assert order_of(proxy, writer.bucket)[first] == f"-old/{MARKER}"
+
+
+def test_delete_cancels_an_upload_not_begun(
+    node: RunningNode, writer: Writer, proxy: FaultyOrigin, direct: Any
+) -> None:
+    gate = Gate()
+    proxy.inject(Hold(gate), operation="PutObject", key="s/__0_0.distcp")
+    writer.save("s/", shards=2)
+    gate.wait_reached()
+    node.wait_status("the marker waits", lambda status: status["writeback"]["pending"] == 2)
+    writer.delete(f"s/{MARKER}")
+
+    gate.release()
+    node.wait_settled()
+
+    check_whole(proxy, writer, direct)
+    assert f"s/{MARKER}" not in order_of(proxy, writer.bucket)
+
+
+def test_random_saves_overwrites_and_deletes_under_faults_keep_the_promise(
+    own: RunningNode, own_writer: Writer, proxy: FaultyOrigin, direct: Any
+) -> None:
+    chance = random.Random(f"fence {os.environ.get('TIERGATE_TEST_SEED', '1')}")
+
+    def unlucky(seen: Seen) -> bool:
+        return seen.operation in ("PutObject", "DeleteObject", "HeadObject") and chance.random() < 0.2
+
+    # Only requests of the time after the acknowledgements; their number is bounded, so the end comes.
+    proxy.inject(Answer(500, "InternalError"), where=unlucky, times=25)
+    proxy.inject(Cut(after_origin=True), where=unlucky, times=25)
+    for _ in range(12):
+        prefix = chance.choice(["a/", "b/", "a/deep/"])
+        what = chance.random()
+        if what < 0.6:
+            own_writer.save(prefix, shards=3, size=chance.randrange(1, 50_000))
+        elif what < 0.8:
+            own_writer.put(f"{prefix}__1_0.distcp", chance.randbytes(1000))
+        else:
+            for key in [key for key in own_writer.data if key.startswith(prefix)]:
+                own_writer.delete(key)
+    own.wait_settled()
+    check_whole(proxy, own_writer, direct)

@@ -1,0 +1,509 @@
+"""Promise P4 with the real write-back: uploader, gate, sender and withdrawals over a real directory and memory, against
+an origin in memory whose every step the test orders, loses, or answers to nobody.
+
+At every instant: if a marker stands in the origin, every object of its set that was committed before it and not
+deleted since stands there too, with bytes acknowledged at or after its commit. In the end the origin is what was
+acknowledged.
+"""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tiergate.checkpoints.markers import Markers, scope_of
+from tiergate.directory.base import Intent
+from tiergate.directory.embedded import EmbeddedDirectory
+from tiergate.engine.current import foreign_version
+from tiergate.errors import OriginRefusedError
+from tiergate.memory.memory import Memory, MemoryLimits
+from tiergate.model import NO_BASE, UNKNOWN_BASE, ObjectName, Part, Role, Version
+from tiergate.observe.metrics import Metrics
+from tiergate.testing.modelorigin import Call, ModelOrigin
+from tiergate.writeback.fence import FenceMode
+from tiergate.writeback.gate import Gate
+from tiergate.writeback.recovery import recover
+from tiergate.writeback.sender import Sender, SenderSettings
+from tiergate.writeback.uploader import Uploader, UploaderSettings
+from tiergate.writeback.withdrawal import Withdrawals
+
+BUCKET = "bucket"
+QUIET_S = 5.0
+LARGE_BYTES = 64
+SETTLE_STEPS_COUNT = 4000
+LOOP_TURNS_COUNT = 25
+"""Turns of the event loop after which everybody waits for the origin or for a commit."""
+
+KEYS = (
+    "run/1/a",
+    "run/1/b",
+    "run/1/large",
+    "run/1/.metadata.tmp",
+    "run/1/.metadata",
+    "run/2/a",
+    "run/2/.metadata",
+    "run/.metadata",
+    "run/checkpoint_manager_snapshot.json",
+)
+
+
+class HandClock:
+    """Wall time goes by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def wall_s(self) -> float:
+        return self.now_s
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+
+class World:
+    """A node's write-back and the origin, and what was acknowledged when: for each key (revision, uid), no uid for a
+    deletion."""
+
+    def __init__(self, folder: Path, mode: FenceMode, slots_count: int) -> None:
+        self.clock = HandClock()
+        self.mode = mode
+        self.slots_count = slots_count
+        self.directory = EmbeddedDirectory.open(folder / "directory", 2 << 20)
+        limits = MemoryLimits((1 << 20) + (2 << 20), 1 << 20, 64 << 10)
+        self.memory = Memory.open(folder / "memory", limits, self.clock)
+        self.markers = Markers(lambda bucket, key: (), LARGE_BYTES)
+        self.metrics = Metrics()
+        self.origin = ModelOrigin(self.check)
+        self.history: dict[str, list[tuple[int, str]]] = {}
+        self.bytes_of: dict[str, bytes] = {}
+        self.count = 0
+        self.runner: asyncio.Task[None] | None = None
+        self.uploader: Uploader | None = None
+
+    def close(self) -> None:
+        self.directory.close()
+        self.memory.close()
+        self.metrics.close()
+
+    # -- the node
+    async def start(self) -> None:
+        await recover(self.directory, self.memory)
+        withdrawals = Withdrawals(
+            self.directory,
+            self.memory,
+            self.origin.client,
+            self.markers,
+            self.clock,
+            self.metrics,
+            foreign_version,
+            1e9,
+        )
+        sender = Sender(
+            self.directory,
+            self.memory,
+            self.origin.client,
+            withdrawals,
+            self.clock,
+            self.metrics,
+            SenderSettings(2, send_checksums=False),
+        )
+        slots = asyncio.Semaphore(self.slots_count)
+        gate = Gate(self.directory, self.clock, lambda name: self.mode, QUIET_S, slots)
+        bounds = UploaderSettings(begun_count=4, backoff_base_s=0.0, backoff_cap_s=0.0)
+        self.uploader = Uploader(self.directory, sender, gate, self.clock, self.metrics, bounds, slots)
+        self.runner = asyncio.create_task(self.uploader.run())
+        await self.idle()
+
+    async def stop(self) -> None:
+        """Ends in the middle; requests that did not happen yet never do."""
+        if self.runner is not None:
+            self.runner.cancel()
+            await asyncio.gather(self.runner, return_exceptions=True)
+        self.runner = None
+
+    async def idle(self) -> None:
+        """Until everybody waits."""
+        if self.uploader is not None:
+            self.uploader.wake()
+        for _ in range(LOOP_TURNS_COUNT):
+            await asyncio.sleep(0)
+        if self.runner is not None and self.runner.done():
+            self.runner.result()
+
+    # -- clients
+    async def put(self, key: str, lag: int) -> None:
+        self.count += 1
+        uid = f"{key.replace('/', '.')}-{self.count}"
+        size = LARGE_BYTES if key.endswith("large") else 9
+        parts = []
+        for number in (1, 2) if size == LARGE_BYTES else (1,):
+            data = f"{self.count:04}{number:05}".encode().ljust(size, b"x")
+            receiving = self.memory.receive(f"{uid}.{number}", size, uid)
+            receiving.write(data)
+            # Without checksums of blocks nothing leaves the event loop.
+            parts.append(Part(number, replace(receiving.seal(), blocks=b""), f"etag-{uid}"))
+            self.bytes_of[uid] = self.bytes_of.get(uid, b"") + data
+        version = Version(uid, size * len(parts), f"etag-{uid}", 1, tuple(parts), multipart=len(parts) > 1)
+        name = ObjectName(BUCKET, key)
+        committed = await self.directory.put(name, version, await self.intent(name, lag))
+        self.memory.confirm(uid)
+        self.let_go(committed.replaced)
+        self.history.setdefault(key, []).append((committed.revision, uid))
+
+    async def delete(self, key: str, lag: int) -> None:
+        name = ObjectName(BUCKET, key)
+        committed = await self.directory.delete(name, await self.intent(name, lag))
+        if committed is not None:
+            self.let_go(committed.replaced)
+            self.history.setdefault(key, []).append((committed.revision, ""))
+
+    async def rename_marker(self, lag: int) -> None:
+        """As torch.distributed.checkpoint commits: a copy, then the deletion of its source."""
+        await self.put("run/1/.metadata", lag)
+        await self.delete("run/1/.metadata.tmp", 0)
+
+    async def intent(self, name: ObjectName, lag: int) -> Intent:
+        seen = await self.directory.get(name)
+        base = UNKNOWN_BASE
+        if seen.record is None and lag % 2:
+            held = self.origin.objects.get(name)
+            base = held.etag if held else NO_BASE
+        return Intent(self.role_of(name.key), max(0, seen.revision - lag), self.clock.now_s, base)
+
+    def role_of(self, key: str) -> Role:
+        return self.markers.role_of(ObjectName(BUCKET, key), LARGE_BYTES if key.endswith("large") else 1)
+
+    def let_go(self, version: Version | None) -> None:
+        if version is not None:
+            self.memory.drop(version.uid, [part.body.uid for part in version.parts])
+
+    def evict(self) -> None:
+        """Memory is needed for something else for a moment."""
+        self.memory.receive("filler", self.memory.stats().available_bytes // 4096 * 4096, "filler").abort()
+
+    # -- the origin
+    async def let(self, index: int, how: str) -> None:
+        calls = self.origin.open_calls()
+        if calls:
+            call = calls[index % len(calls)]
+            if how == "lost":
+                self.origin.lose(call)
+            else:
+                self.origin.let(call, heard=how == "heard")
+            await self.idle()
+
+    async def settle(self) -> None:
+        """All that is left happens, as time goes by."""
+        for _ in range(SETTLE_STEPS_COUNT):
+            if self.origin.open_calls():
+                await self.let(0, "heard")
+            elif await self.directory.pending():
+                self.clock.now_s += QUIET_S
+                await self.idle()
+            else:
+                return
+        pytest.fail(f"write-back does not end: {await self.directory.pending()}")
+
+    # -- the promise
+    def check(self) -> None:
+        for name, held in self.origin.objects.items():
+            if self.role_of(name.key) is Role.MARKER and held.uid:
+                self.check_marker(name.key, held.uid)
+            if held.uid:
+                assert held.data == self.bytes_of[held.uid]
+
+    def check_marker(self, marker: str, uid: str) -> None:
+        committed = next(revision for revision, known in self.history[marker] if known == uid)
+        for key, commits in self.history.items():
+            if not key.startswith(scope_of(marker)) or key == marker or self.role_of(key) is Role.POINTER:
+                continue
+            before = [known for revision, known in commits if revision < committed]
+            since = [known for revision, known in commits if revision > committed]
+            if not before or not before[-1] or "" in since or self.lost_a_member(key, committed):
+                continue
+            held = self.origin.objects.get(ObjectName(BUCKET, key))
+            right = [before[-1], *since]
+            assert held is not None, f"{marker} stands without {key}"
+            assert held.uid in right, f"{marker} stands over {held.uid} of {key}, not one of {right}"
+
+    def lost_a_member(self, marker: str, revision: int) -> bool:
+        """Whether a deletion in its own set explains that this marker within a larger set is away."""
+        return self.role_of(marker) is Role.MARKER and any(
+            key.startswith(scope_of(marker)) and any(not uid for at, uid in commits if at > revision)
+            for key, commits in self.history.items()
+        )
+
+    def check_end(self) -> None:
+        newest = {key: commits[-1][1] for key, commits in self.history.items()}
+        assert {name.key: held.uid for name, held in self.origin.objects.items()} == {
+            key: uid for key, uid in newest.items() if uid
+        }
+        assert self.origin.uploads == {}, "uploads were left behind"
+        assert self.memory.stats().dirty_bytes == 0, "bytes that nobody owes cannot be evicted"
+
+
+@contextmanager
+def world(mode: FenceMode, slots_count: int = 2) -> Iterator[World]:
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    made = World(folder, mode, slots_count)
+    try:
+        yield made
+    finally:
+        made.close()
+        shutil.rmtree(folder)
+
+
+@asynccontextmanager
+async def running(mode: FenceMode = FenceMode.AUTO) -> AsyncIterator[World]:
+    with world(mode) as made:
+        await made.start()
+        try:
+            yield made
+        finally:
+            await made.stop()
+
+
+Action = tuple[str, str | int, int]
+
+OFTEN = (
+    ["put"] * 6
+    + ["heard"] * 12
+    + ["unheard", "lost", "lost"]
+    + ["delete", "rename", "crash", "wait", "evict", "settle", "settle"]
+)
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> list[Action]:
+    """Commits to a few keys, so that they meet, between steps of the origin."""
+    keys = draw(st.lists(st.sampled_from(KEYS), min_size=2, max_size=5, unique=True))
+    indices: st.SearchStrategy[str | int] = st.integers(0, 3)
+    some_keys: st.SearchStrategy[str | int] = st.sampled_from(keys)
+    action = st.sampled_from(OFTEN).flatmap(
+        lambda what: st.tuples(
+            st.just(what), some_keys if what in ("put", "delete") else indices, st.integers(0, 3)
+        )
+    )
+    return draw(st.lists(action, min_size=draw(st.integers(1, 30)), max_size=40))
+
+
+async def act(world: World, action: str, what: str | int, how: int) -> None:
+    if action == "put":
+        await world.put(str(what), how)
+    elif action == "delete":
+        await world.delete(str(what), how)
+    elif action == "rename":
+        await world.rename_marker(how)
+    elif action in ("heard", "unheard", "lost"):
+        await world.let(int(what), action)
+    elif action == "crash":
+        await world.stop()
+        await world.start()
+    elif action == "wait":
+        world.clock.now_s += QUIET_S
+    elif action == "evict":
+        world.evict()
+    else:
+        await world.settle()
+    await world.idle()
+
+
+async def run(world: World, script: list[Action]) -> None:
+    await world.start()
+    try:
+        for action, what, how in script:
+            await act(world, action, what, how)
+            world.check()
+        await world.settle()
+        await world.idle()
+        while world.origin.open_calls():
+            await world.let(0, "heard")
+        world.check_end()
+    finally:
+        await world.stop()
+
+
+@pytest.mark.parametrize("mode", [FenceMode.AUTO, FenceMode.STRICT])
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(script=scripts(), slots_count=st.integers(1, 3))
+def test_no_false_complete_at_any_instant(mode: FenceMode, script: list[Action], slots_count: int) -> None:
+    with world(mode, slots_count) as made:
+        asyncio.run(run(made, script))
+
+
+def next_call(world: World, operation: str, key: str) -> Call:
+    found = [call for call in world.origin.open_calls() if (call.operation, call.name.key) == (operation, key)]
+    assert found, f"no {operation} of {key} among {[(c.operation, c.name.key) for c in world.origin.open_calls()]}"
+    return found[0]
+
+
+async def let(world: World, operation: str, key: str, *, heard: bool = True) -> None:
+    world.origin.let(next_call(world, operation, key), heard=heard)
+    await world.idle()
+
+
+async def test_fence_off_the_check_sees_a_marker_without_its_set() -> None:
+    """The check above can fail."""
+    async with running(FenceMode.OFF) as made:
+        await made.put("run/1/a", 1)
+        await made.put("run/1/.metadata", 1)
+        await made.idle()
+        with pytest.raises(AssertionError, match="stands without run/1/a"):
+            made.origin.let(next_call(made, "put", "run/1/.metadata"))
+
+
+async def test_replaced_member_marker_that_landed_unheard_is_withdrawn_first() -> None:
+    """It stands in the origin though its pending write says that nothing does."""
+    async with running() as made:
+        await made.put("run/1/a", 1)
+        await made.idle()
+        await let(made, "put", "run/1/a")
+        await made.put("run/1/.metadata", 1)
+        await made.idle()
+        await let(made, "put", "run/1/.metadata", heard=False)
+        await made.stop()
+        await made.put("run/1/a", 0)
+        await made.start()
+        for call in made.origin.open_calls():
+            if call.name.key == "run/1/.metadata":
+                made.origin.lose(call)
+        while ("put", "run/1/a") not in [(call.operation, call.name.key) for call in made.origin.open_calls()]:
+            await made.let(0, "heard")
+        assert ObjectName(BUCKET, "run/1/.metadata") not in made.origin.objects
+        await made.settle()
+        made.check_end()
+
+
+async def test_replaced_member_all_markers_around_it_are_withdrawn() -> None:
+    async with running() as made:
+        for key in ("run/1/a", "run/1/.metadata", "run/.metadata"):
+            await made.put(key, 1)
+        await made.settle()
+        await made.put("run/1/a", 0)
+        await made.idle()
+        while ("put", "run/1/a") not in [(call.operation, call.name.key) for call in made.origin.open_calls()]:
+            await made.let(0, "heard")
+        assert [name.key for name in made.origin.objects] == ["run/1/a"]
+        await made.settle()
+        made.check_end()
+
+
+@pytest.mark.parametrize("key", ["run/checkpoint_manager_snapshot.json", "run/.metadata"])
+async def test_replaced_pointer_or_marker_leaves_the_markers_of_its_own_scope(key: str) -> None:
+    async with running() as made:
+        await made.put("run/model.index.json", 1)
+        await made.put(key, 1)
+        await made.settle()
+        made.origin.done.clear()
+        await made.put(key, 0)
+        await made.idle()
+        await made.settle()
+        assert [done for done in made.origin.done if done[0] == "delete"] == []
+
+
+async def test_deleted_member_leaves_the_markers_beyond_its_set() -> None:
+    async with running() as made:
+        for key in ("run/1/a", "run/1/.metadata", "run/.metadata"):
+            await made.put(key, 1)
+        await made.settle()
+        await made.delete("run/1/a", 0)
+        await made.idle()
+        made.origin.done.clear()
+        await made.settle()
+        assert [done for done in made.origin.done if done[0] == "delete"] == [
+            ("delete", "run/1/.metadata"),
+            ("delete", "run/1/a"),
+        ]
+
+
+async def test_marker_disturbed_while_it_waits_its_turn_waits_for_quiet() -> None:
+    async with running() as made:
+        await made.put("run/1/a", 1)
+        await made.idle()
+        await let(made, "put", "run/1/a")
+        await made.put("run/1/.metadata", 0)
+        await made.idle()
+        # It has begun, and asks the origin for what it replaces.
+        head = next_call(made, "head", "run/1/.metadata")
+        await made.put("run/1/a", 0)
+        made.origin.let(head)
+        await made.idle()
+        while calls := made.origin.open_calls():
+            made.origin.let(calls[0])
+            await made.idle()
+        assert ObjectName(BUCKET, "run/1/.metadata") not in made.origin.objects
+        await made.settle()
+        made.check_end()
+
+
+async def test_marker_changed_behind_the_gateway_is_learnt_anew_and_withdrawn() -> None:
+    marker = ObjectName(BUCKET, "run/1/.metadata")
+    async with running() as made:
+        await made.put("run/1/a", 1)
+        await made.put("run/1/.metadata", 1)
+        await made.settle()
+        made.evict()
+        made.origin.put_foreign(marker, b"foreign")
+        await made.put("run/1/a", 0)
+        await made.idle()
+        while ("put", "run/1/a") not in [(call.operation, call.name.key) for call in made.origin.open_calls()]:
+            await made.let(0, "heard")
+        assert marker not in made.origin.objects
+        made.history.pop("run/1/.metadata")
+        await let(made, "put", "run/1/a")
+        foreign = (await made.directory.get(marker)).record
+        assert foreign is not None
+        assert foreign.version is not None
+        made.history["run/1/.metadata"] = [(foreign.revision, foreign.version.uid)]
+        made.bytes_of[foreign.version.uid] = b"foreign"
+        await made.settle()
+        assert made.origin.objects[marker].data == b"foreign"
+
+
+@pytest.mark.parametrize(
+    ("key", "operation", "status", "code"),
+    [
+        ("run/1/a", "put", 409, "ConditionalRequestConflict"),
+        ("run/1/large", "complete", 409, "ConditionalRequestConflict"),
+        ("run/1/large", "complete", 404, "NoSuchUpload"),
+        ("run/1/large", "part", 404, "NoSuchUpload"),
+    ],
+)
+async def test_conflict_or_vanished_upload_is_tried_again_not_quarantined(
+    key: str, operation: str, status: int, code: str
+) -> None:
+    async with running() as made:
+        await made.put(key, 0)
+        await made.idle()
+        made.origin.refuse[operation] = OriginRefusedError(status, code)
+        while made.origin.open_calls():
+            await made.let(0, "heard")
+        assert made.origin.refuse == {}
+        assert await made.directory.pending() == []
+        made.check_end()
+
+
+async def test_refused_for_good_is_quarantined_once_and_kept() -> None:
+    async with running() as made:
+        await made.put("run/1/a", 0)
+        await made.idle()
+        made.origin.refuse["put"] = OriginRefusedError(403, "AccessDenied")
+        while made.origin.open_calls():
+            await made.let(0, "heard")
+        (write,) = await made.directory.pending()
+        assert write.quarantined
+        assert made.memory.stats().dirty_bytes > 0
+        await made.directory.quarantine(write.name, write.uid, "")
+        await made.idle()
+        await made.settle()
+        made.check_end()
