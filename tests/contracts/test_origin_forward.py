@@ -189,7 +189,7 @@ async def test_answer_comes_back_compressed_with_its_headers_and_without_the_sta
         Key="dir//zipped %2F+é",
         Body=data,
         ContentEncoding="gzip",
-        Metadata={"tiergate": "1;uid;etag;12", "mine": "kept"},
+        Metadata={"tiergate": "1;uid;etag;12;0123456789ab", "mine": "kept"},
     )
     answer = await forwarder.forward(ForwardRequest("GET", BUCKET, "dir//zipped %2F+é"))
     assert await whole(answer) == data

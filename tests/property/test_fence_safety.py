@@ -1,7 +1,7 @@
 """Promise P4 against a model of the origin: random commits, write-back as far as the fence allows, crashes in between.
 
 At every instant: if a marker stands in the origin, every object of its set that was committed before it and not
-deleted since stands there too, with the bytes that were acknowledged then, or when the marker came to stand there, or
+deleted since stands there too, with the bytes that were acknowledged then, or when the marker was let go, or
 last; and no member of its set is replaced while it stands.
 """
 
@@ -61,8 +61,8 @@ class World:
     origin: dict[str, str] = field(default_factory=dict)
     history: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     going: dict[str, Pending] = field(default_factory=dict)
-    landed: dict[str, dict[str, str]] = field(default_factory=dict)
-    """For each marker, what was acknowledged last of every key when it came to stand in the origin."""
+    granted: dict[str, dict[str, str]] = field(default_factory=dict)
+    """For each key, what was acknowledged last of every key when it was let go."""
     now_s: float = 100.0
     count: int = 0
 
@@ -102,6 +102,7 @@ class World:
         if write.base != NO_BASE:
             await self.clear_way(write)
         self.going[key] = write
+        self.granted[key] = {other: commits[-1][1] for other, commits in self.history.items()}
 
     async def clear_way(self, write: Pending) -> None:
         """Withdraw the markers whose set changes: of a deletion those of the innermost set, else all."""
@@ -134,7 +135,6 @@ class World:
                 standing = [other for other in self.origin if role_of(other) is Role.MARKER]
                 assert not [other for other in standing if is_member(key, other)], f"{key} is replaced"
             self.origin[key] = write.uid
-            self.landed[key] = {other: commits[-1][1] for other, commits in self.history.items()}
         else:
             return
         if recorded:
@@ -172,7 +172,7 @@ class World:
                 since = [known for revision, known in commits if revision > committed]
                 if not before or not before[-1] or "" in since or self.lost_a_member(key, committed):
                     continue
-                right = (before[-1], self.landed[marker][key], commits[-1][1])
+                right = (before[-1], self.granted[marker][key], commits[-1][1])
                 assert self.origin.get(key) in right, f"{marker} stands without {key}: {self.origin}"
 
     def lost_a_member(self, marker: str, revision: int) -> bool:

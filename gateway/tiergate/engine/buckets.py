@@ -1,7 +1,8 @@
 """What is known of buckets: learnt from the origin before the first acknowledgement, then cached."""
 
+from tiergate.engine.outage import AWAY, Outage
 from tiergate.engine.rooms import Rooms
-from tiergate.errors import NotFoundError, OriginExhaustedError, OriginTemporaryError, OverloadedError
+from tiergate.errors import NotFoundError, OverloadedError
 from tiergate.model import Bucket
 
 KEPT_S = 60.0
@@ -11,8 +12,9 @@ KEPT_S = 60.0
 class Buckets:
     """The bucket cache of this node, kept in the directory."""
 
-    def __init__(self, rooms: Rooms) -> None:
+    def __init__(self, rooms: Rooms, outage: Outage) -> None:
         self._rooms = rooms
+        self._outage = outage
 
     async def known(self, name: str) -> Bucket:
         """What the origin says of the bucket, at most `KEPT_S` old; older when the origin does not answer.
@@ -26,12 +28,15 @@ class Buckets:
         if cached is not None and now_s - cached.learnt_s < KEPT_S:
             return cached
         try:
-            bucket = await self._rooms.origin.get_bucket(name, now_s)
-        except (OriginTemporaryError, OriginExhaustedError) as error:
-            if cached is not None:
-                self._rooms.metrics.origin_outage_answers.inc()
-                return cached
-            raise OverloadedError("the origin does not answer", bucket=name) from error
+            if cached is None:
+                bucket = await self._rooms.origin.get_bucket(name, now_s)
+            else:
+                bucket = await self._outage.ask(name, lambda: self._rooms.origin.get_bucket(name, now_s))
+        except AWAY as error:
+            if cached is None:
+                raise OverloadedError("the origin does not answer", bucket=name) from error
+            self._rooms.metrics.origin_outage_answers.inc()
+            return cached
         if bucket is None:
             await directory.forget_bucket(name)
             raise NotFoundError("NoSuchBucket", "The specified bucket does not exist", bucket=name)

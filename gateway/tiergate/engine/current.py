@@ -3,15 +3,9 @@
 from dataclasses import dataclass
 
 from tiergate.directory.base import Seen
+from tiergate.engine.outage import AWAY, Outage
 from tiergate.engine.rooms import Rooms, log_name
-from tiergate.errors import (
-    NotFoundError,
-    OriginError,
-    OriginExhaustedError,
-    OriginRefusedError,
-    OriginTemporaryError,
-    OverloadedError,
-)
+from tiergate.errors import NotFoundError, OverloadedError, invariant
 from tiergate.model import Body, ObjectName, Part, Record, State, Version, new_uid
 from tiergate.observe.logs import get_logger
 from tiergate.origin.client import OriginObject
@@ -42,8 +36,9 @@ def no_such_key(name: ObjectName) -> NotFoundError:
 class Resolver:
     """Finds the current version of a key."""
 
-    def __init__(self, rooms: Rooms) -> None:
+    def __init__(self, rooms: Rooms, outage: Outage) -> None:
         self._rooms = rooms
+        self._outage = outage
 
     async def current(self, name: ObjectName) -> Current:
         """The current version.
@@ -80,10 +75,14 @@ class Resolver:
         return self._rooms.clock.wall_s() - record.validated_s > self._rooms.settings.revalidate_s
 
     async def _from_origin(self, name: ObjectName) -> Current | None:
+        exclusive = self._rooms.settings.prefix_for(name.bucket, name.key).exclusive
         try:
-            there = await self._rooms.origin.head_object(name)
-        except (OriginTemporaryError, OriginExhaustedError) as error:
-            if self._rooms.settings.prefix_for(name.bucket, name.key).exclusive:
+            if exclusive:
+                there = await self._outage.ask(name.bucket, lambda: self._rooms.origin.head_object(name))
+            else:
+                there = await self._rooms.origin.head_object(name)
+        except AWAY as error:
+            if exclusive:
                 # Only gateways write here, so the directory is the whole truth.
                 self._rooms.metrics.origin_outage_answers.inc()
                 return None
@@ -102,20 +101,25 @@ class Resolver:
         return Current(record, record.version)
 
     async def _revalidate(self, name: ObjectName, record: Record) -> Current | None:
-        assert record.version is not None
+        version = record.version
+        invariant(version is not None, "a clean record without a version", **log_name(name))
+        if version is None:
+            return None
+        held = self._rooms.holds_whole(version)
         try:
-            there = await self._rooms.origin.head_object(name)
-        except OriginRefusedError:
-            raise
-        except OriginError as error:
-            if self._rooms.holds_whole(record.version):
+            if held:
+                there = await self._outage.ask(name.bucket, lambda: self._rooms.origin.head_object(name))
+            else:
+                there = await self._rooms.origin.head_object(name)
+        except AWAY as error:
+            if held:
                 self._rooms.metrics.origin_outage_answers.inc()
-                return Current(record, record.version)
+                return Current(record, version)
             raise OverloadedError("the origin does not answer", **log_name(name)) from error
         if there is not None and there.etag == record.origin_etag:
-            await self._rooms.directory.revalidated(name, record.version.uid, self._rooms.clock.wall_s())
-            return Current(record, record.version)
-        await self.forget(name, record.version.uid)
+            await self._rooms.directory.revalidated(name, version.uid, self._rooms.clock.wall_s())
+            return Current(record, version)
+        await self.forget(name, version.uid)
         return await self.find(name)
 
     async def forget(self, name: ObjectName, uid: str) -> None:

@@ -32,9 +32,7 @@ class Source:
 
     __slots__ = ("body", "holder", "name", "offset_bytes", "origin_etag")
 
-    def __init__(
-        self, name: ObjectName, origin_etag: str, holder: str, body: Body, offset_bytes: int
-    ) -> None:
+    def __init__(self, name: ObjectName, origin_etag: str, holder: str, body: Body, offset_bytes: int) -> None:
         self.name = name
         self.origin_etag = origin_etag
         self.holder = holder
@@ -145,9 +143,10 @@ class Fills:
         size = source.body.block_size_bytes(index)
         start = source.offset_bytes + index * BLOCK_BYTES
         try:
-            async with self._rooms.origin.get_object(
-                source.name, start, start + size, source.origin_etag
-            ) as (_, pieces):
+            async with self._rooms.origin.get_object(source.name, start, start + size, source.origin_etag) as (
+                _,
+                pieces,
+            ):
                 async for data in pieces:
                     yield data
         except OriginRefusedError as refused:

@@ -58,9 +58,7 @@ class Description:
         metadata = dict(params.get("Metadata") or {})
         size = sum(len(name.encode()) + len(value.encode()) for name, value in metadata.items())
         if size > METADATA_LIMIT_BYTES:
-            raise RequestError(
-                "MetadataTooLarge", "Your metadata headers exceed the maximum allowed metadata size"
-            )
+            raise RequestError("MetadataTooLarge", "Your metadata headers exceed the maximum allowed metadata size")
         return cls(kept, metadata, headers.get("x-amz-tagging", ""))
 
 

@@ -3,13 +3,14 @@
 The directory is read before the origin: whatever finished its write-back in between is then in the origin's answer.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from typing import Any
 
 from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call
+from tiergate.engine.outage import AWAY, Outage
 from tiergate.engine.rooms import Rooms
-from tiergate.errors import OriginExhaustedError, OriginTemporaryError, OverloadedError
+from tiergate.errors import OverloadedError
 from tiergate.model import ObjectName, Record, State, Upload, Version
 from tiergate.origin.client import OriginEntry, OriginPage
 from tiergate.s3.listing import (
@@ -36,8 +37,9 @@ CHUNK_COUNT = 1000
 class Listings:
     """The listing operations."""
 
-    def __init__(self, rooms: Rooms, buckets: Buckets) -> None:
+    def __init__(self, rooms: Rooms, buckets: Buckets, outage: Outage) -> None:
         self._rooms = rooms
+        self._outage = outage
         self._buckets = buckets
 
     async def list_v1(self, call: Call) -> Answer:
@@ -80,8 +82,8 @@ class Listings:
         merge = Merge(changes_of(await self._unpersisted(bucket, prefix, after)))
         while True:
             try:
-                there = await self._rooms.origin.list_objects(bucket, prefix, delimiter, after, MAX_KEYS)
-            except (OriginTemporaryError, OriginExhaustedError) as error:
+                there = await self._origin_page(bucket, prefix, delimiter, after)
+            except AWAY as error:
                 if not self._rooms.settings.prefix_for(bucket, prefix).exclusive:
                     raise OverloadedError("the origin does not answer", bucket=bucket) from error
                 # Only gateways write here, so what the directory knows is all there is.
@@ -99,6 +101,14 @@ class Listings:
             if not there.is_truncated:
                 return page
             after = there.last_key
+
+    async def _origin_page(self, bucket: str, prefix: str, delimiter: str, after: str) -> OriginPage:
+        def question() -> Awaitable[OriginPage]:
+            return self._rooms.origin.list_objects(bucket, prefix, delimiter, after, MAX_KEYS)
+
+        if self._rooms.settings.prefix_for(bucket, prefix).exclusive:
+            return await self._outage.ask(bucket, question)
+        return await question()
 
     async def _from_directory(self, call: Call, position: Position | None) -> ListingPage:
         params = call.params
@@ -130,12 +140,7 @@ class Listings:
         for item in items:
             if isinstance(item, Entry):
                 record = (await self._rooms.directory.get(ObjectName(bucket, item.key))).record
-                if (
-                    record
-                    and record.version
-                    and record.state is State.CLEAN
-                    and record.origin_etag == item.etag
-                ):
+                if record and record.version and record.state is State.CLEAN and record.origin_etag == item.etag:
                     found.append(entry_of(item.key, record.version, item.owner_id))
                     continue
             found.append(item)

@@ -201,9 +201,7 @@ class Multipart:
             return await self.foreign(call)
         after = int(call.params.get("PartNumberMarker") or 0)
         limit = min(call.params.get("MaxParts", 1000), 1000)
-        parts = [
-            part for part in await self._rooms.directory.list_parts(upload.upload_id) if part.number > after
-        ]
+        parts = [part for part in await self._rooms.directory.list_parts(upload.upload_id) if part.number > after]
         page, truncated = parts[:limit], len(parts) > limit
         output: dict[str, Any] = {
             "Bucket": call.target.bucket,
@@ -293,9 +291,7 @@ def checksums_agree(part: Part, item: dict[str, Any]) -> bool:
     return True
 
 
-def object_checksums(
-    upload: Upload, parts: tuple[Part, ...], params: dict[str, Any]
-) -> tuple[dict[str, str], str]:
+def object_checksums(upload: Upload, parts: tuple[Part, ...], params: dict[str, Any]) -> tuple[dict[str, str], str]:
     """The completed object's checksums and their type.
 
     Raises:

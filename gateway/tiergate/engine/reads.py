@@ -91,9 +91,7 @@ class Reads:
         start, end, status = 0, version.size_bytes, 200
         number = call.params.get("PartNumber")
         if number is not None and call.params.get("Range"):
-            raise RequestError(
-                "InvalidRequest", "Cannot specify both Range header and partNumber query parameter"
-            )
+            raise RequestError("InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
         if number is not None:
             start, end = part_range(version, number)
             status = 206

@@ -10,6 +10,7 @@ from tiergate.engine.fills import Fills
 from tiergate.engine.intake import Intake
 from tiergate.engine.listing import Listings
 from tiergate.engine.multipart import Multipart
+from tiergate.engine.outage import Outage
 from tiergate.engine.owned import is_owned
 from tiergate.engine.reads import Reads
 from tiergate.engine.rooms import Rooms
@@ -32,9 +33,10 @@ class Service:
 
     def __init__(self, rooms: Rooms) -> None:
         self._rooms = rooms
-        self._buckets = Buckets(rooms)
+        self._outage = Outage(rooms.origin, rooms.clock)
+        self._buckets = Buckets(rooms, self._outage)
         self._fills = Fills(rooms)
-        resolver = Resolver(rooms)
+        resolver = Resolver(rooms, self._outage)
         intake = Intake(rooms)
         self._through = Through(rooms, resolver)
         writes = Writes(rooms, self._buckets, resolver, intake, self._through)
@@ -42,7 +44,7 @@ class Service:
         multipart = Multipart(rooms, self._buckets, intake, self._through, writes, spill)
         copies = Copies(rooms, self._buckets, resolver, self._fills, intake, self._through, writes, multipart)
         reads = Reads(rooms, resolver, self._fills, self._through)
-        listings = Listings(rooms, self._buckets)
+        listings = Listings(rooms, self._buckets, self._outage)
         self._operations: dict[str, Operation] = {
             "GetObject": reads.get,
             "HeadObject": reads.head,
@@ -81,6 +83,7 @@ class Service:
     async def close(self) -> None:
         """End what runs in the background of this process."""
         await self._fills.close()
+        await self._outage.close()
 
     async def _head_bucket(self, call: Call) -> Answer:
         bucket = await self._buckets.known(call.target.bucket)

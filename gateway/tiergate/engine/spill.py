@@ -48,7 +48,7 @@ class Spill:
         current = await self._rooms.directory.get_upload(upload.upload_id)
         if current is not None and current.spill_id:
             return current.spill_id
-        headers = version_headers(upload.version)
+        headers = version_headers(upload)
         created = await self._rooms.origin.create_multipart_upload(upload.name, headers)
         kept = await self._rooms.directory.note_spill(upload.upload_id, created)
         if kept != created:
@@ -84,9 +84,7 @@ class Spill:
             OriginError: the origin failed; the upload stands and may be completed again.
         """
         spill_id = await self._begun(upload)
-        parts = [
-            part if part.spilled_etag else await self._move(upload, spill_id, part) for part in version.parts
-        ]
+        parts = [part if part.spilled_etag else await self._move(upload, spill_id, part) for part in version.parts]
         await self._through.turn.come(upload.name, role, ground.start_revision)
         seen = await self._rooms.directory.get(upload.name)
         pairs = [(part.number, part.spilled_etag) for part in parts]
@@ -119,10 +117,11 @@ class Spill:
             await self._rooms.origin.abort_multipart_upload(upload.name, upload.spill_id)
 
 
-def version_headers(version: Version) -> dict[str, str]:
+def version_headers(upload: Upload) -> dict[str, str]:
     """What the origin is told of an object when its upload begins."""
+    version = upload.version
     headers = dict(version.headers)
     headers |= {f"x-amz-meta-{name}": value for name, value in version.metadata.items()}
     if version.tagging:
         headers["x-amz-tagging"] = version.tagging
-    return headers | stamp_header(version)
+    return headers | stamp_header(version, upload.name)

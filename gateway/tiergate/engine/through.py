@@ -120,9 +120,7 @@ class Through:
         now_s = self._rooms.clock.wall_s()
         uid = new_uid(now_s)
         stream = ProvedStream(call.body)
-        draft = Version(
-            uid, size, "", int(now_s), (), described.headers, described.metadata, described.tagging
-        )
+        draft = Version(uid, size, "", int(now_s), (), described.headers, described.metadata, described.tagging)
         answer = await self._rooms.origin.put_object(
             call.name, size, stream.pieces, upload_headers(draft, call), condition_of(call)
         )
@@ -213,9 +211,7 @@ class Through:
             return await self.forward_settled(replace(call, document=document), names)
         if bucket and call.method == "DELETE" and not call.target.query:
             if await self._rooms.directory.scan_unpersisted(bucket, "", "", 1):
-                raise RequestError(
-                    "BucketNotEmpty", "The bucket you tried to delete is not empty", bucket=bucket
-                )
+                raise RequestError("BucketNotEmpty", "The bucket you tried to delete is not empty", bucket=bucket)
         elif bucket and call.query("versions") is not None:
             await self.turn.settle_prefix(bucket, call.query("prefix") or "")
         answer = await forward(self._rooms, call)
@@ -268,7 +264,7 @@ def upload_headers(version: Version, call: Call) -> dict[str, str]:
     for name in call.headers:
         if name == "content-md5" or (name.startswith("x-amz-checksum-") and name != "x-amz-checksum-mode"):
             headers[name] = call.headers[name]
-    return headers | stamp_header(version)
+    return headers | stamp_header(version, call.name)
 
 
 def condition_of(call: Call) -> Condition:

@@ -69,8 +69,7 @@ class Turn:
             view = PendingView(await self._rooms.directory.pending())
             mode = self._rooms.fence_of(name)
             return (
-                blockers(subject, view, mode, self._rooms.clock.wall_s(), self._rooms.settings.marker_quiet_s)
-                is None
+                blockers(subject, view, mode, self._rooms.clock.wall_s(), self._rooms.settings.marker_quiet_s) is None
             )
 
         await self._wait(name, open_)
@@ -87,9 +86,7 @@ class Turn:
     async def _is_settled(self, name: ObjectName) -> bool:
         pending = (await self._rooms.directory.get(name)).pending
         if pending is not None and pending.quarantined:
-            raise OverloadedError(
-                "an earlier write of this key is quarantined", retry_after_s=30, **log_name(name)
-            )
+            raise OverloadedError("an earlier write of this key is quarantined", retry_after_s=30, **log_name(name))
         return pending is None
 
     async def _wait(self, name: ObjectName, done: Callable[[], Awaitable[bool]]) -> None:
@@ -98,9 +95,7 @@ class Turn:
         look_s = FIRST_LOOK_S
         while not await done():
             if clock.monotonic_s() >= deadline_s:
-                raise OverloadedError(
-                    "what must reach the origin first did not", retry_after_s=5, **log_name(name)
-                )
+                raise OverloadedError("what must reach the origin first did not", retry_after_s=5, **log_name(name))
             self._rooms.wake()
             await clock.sleep(look_s)
             look_s = min(look_s * 2, LAST_LOOK_S)

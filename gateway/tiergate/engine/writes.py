@@ -18,6 +18,7 @@ from tiergate.model import NO_BASE, UNKNOWN_BASE, ObjectName, Role, Version, new
 from tiergate.s3.conditions import check_write
 from tiergate.s3.errors import error_code, error_message
 from tiergate.s3.operations import render
+from tiergate.s3.target import check_key
 
 CONDITION_ATTEMPTS_COUNT = 16
 """How often a condition is decided anew because the record changed between the look and the commit."""
@@ -26,9 +27,7 @@ CONDITION_ATTEMPTS_COUNT = 16
 class Writes:
     """The writing operations on whole objects."""
 
-    def __init__(
-        self, rooms: Rooms, buckets: Buckets, resolver: Resolver, intake: Intake, through: Through
-    ) -> None:
+    def __init__(self, rooms: Rooms, buckets: Buckets, resolver: Resolver, intake: Intake, through: Through) -> None:
         self._rooms = rooms
         self._buckets = buckets
         self._resolver = resolver
@@ -85,9 +84,7 @@ class Writes:
         base = UNKNOWN_BASE if again.record else NO_BASE
         return Ground(seen.revision, again.guard, base, True)
 
-    async def commit(
-        self, name: ObjectName, version: Version, conditions: WriteConditions, ground: Ground
-    ) -> None:
+    async def commit(self, name: ObjectName, version: Version, conditions: WriteConditions, ground: Ground) -> None:
         """Commit a version whose bytes are sealed in memory under its uid; on return it is acknowledged ground."""
 
         async def attempt(intent: Intent) -> Committed:
@@ -157,7 +154,7 @@ class Writes:
         """DeleteObjects: each key stands for itself, as in S3."""
         bucket = await self._buckets.known(call.target.bucket)
         wanted = call.params["Delete"]["Objects"]
-        if not 1 <= len(wanted) <= 1000:
+        if not 1 <= len(wanted) <= 1000 or not all(item["Key"] for item in wanted):
             raise RequestError("MalformedXML", "The XML you provided was not well-formed")
         names = [ObjectName(call.target.bucket, item["Key"]) for item in wanted]
         plain = all(item.keys() == {"Key"} for item in wanted)
@@ -167,6 +164,7 @@ class Writes:
         errors: list[dict[str, Any]] = []
         for name in names:
             try:
+                check_key(name.key)
                 ground = await self.ground(name, WriteConditions())
                 await self._delete(name, WriteConditions(), ground)
                 deleted.append({"Key": name.key})

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from typing import Self, TypeVar
 
 from tiergate.clock import Clock
@@ -113,11 +114,14 @@ class OriginClient:
         """
         request = OriginRequest("HEAD", name.bucket, name.key, headers=(("x-amz-checksum-mode", "ENABLED"),))
         try:
-            return await self.channel.call(request, read_head)
+            found = await self.channel.call(request, read_head)
         except OriginRefusedError as refused:
             if refused.status == 404 and refused.code != "NoSuchBucket":
                 return None
             raise
+        if found.stamp is not None and not found.stamp.is_of(name):
+            return replace(found, stamp=None)
+        return found
 
     def get_object(
         self, name: ObjectName, start: int, end: int, if_match: str | None = None

@@ -3,11 +3,12 @@
 A node that forgot a version derives ETag and time from it again. The header is hidden from clients.
 """
 
+import hashlib
 import re
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 
-from tiergate.model import Version
+from tiergate.model import ObjectName, Version
 
 STAMP_METADATA = "tiergate"
 STAMP_HEADER = "x-amz-meta-tiergate"
@@ -16,21 +17,29 @@ METADATA_LIMIT_BYTES = 2048
 """Names and values of user metadata together:
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingMetadata.html"""
 
-_STAMP = re.compile(r"1;(?P<uid>[0-9A-Za-z._-]{1,64});(?P<etag>[!#-:<-~]{0,200});(?P<modified_s>[0-9]{1,12})")
+_STAMP = re.compile(
+    r"1;(?P<uid>[0-9A-Za-z._-]{1,64});(?P<etag>[!#-:<-~]{0,200});(?P<modified_s>[0-9]{1,12});(?P<of>[0-9a-f]{12})"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What the gateway wrote of a version beside its bytes. `modified_s` are Unix seconds."""
+    """What the gateway wrote of a version beside its bytes. `modified_s` are Unix seconds, `etag` is empty where the
+    origin's own ETag is the version's, `of` is the digest of the key it was written under."""
 
     uid: str
     etag: str
     modified_s: int
+    of: str
+
+    def is_of(self, name: ObjectName) -> bool:
+        """Whether it was written with the object of this name; a copy made in the origin carries its source's."""
+        return self.of == _digest(name)
 
 
-def stamp_header(version: Version) -> dict[str, str]:
-    """The header that stamps `version`; empty where user metadata leaves no room for it."""
-    value = f"1;{version.uid};{version.etag};{version.modified_s}"
+def stamp_header(version: Version, name: ObjectName) -> dict[str, str]:
+    """The header that stamps `version` of `name`; empty where user metadata leaves no room for it."""
+    value = f"1;{version.uid};{version.etag};{version.modified_s};{_digest(name)}"
     size_bytes = len(STAMP_METADATA) + len(value)
     size_bytes += sum(len(name.encode()) + len(text.encode()) for name, text in version.metadata.items())
     return {STAMP_HEADER: value} if size_bytes <= METADATA_LIMIT_BYTES else {}
@@ -39,7 +48,7 @@ def stamp_header(version: Version) -> dict[str, str]:
 def parse_stamp(value: str) -> Stamp | None:
     """The stamp in a header's value; None for a value that the gateway did not write."""
     found = _STAMP.fullmatch(value.strip())
-    return Stamp(found["uid"], found["etag"], int(found["modified_s"])) if found else None
+    return Stamp(found["uid"], found["etag"], int(found["modified_s"]), found["of"]) if found else None
 
 
 def read_stamp(metadata: MutableMapping[str, str]) -> Stamp | None:
@@ -51,3 +60,7 @@ def read_stamp(metadata: MutableMapping[str, str]) -> Stamp | None:
     if stamp is not None:
         del metadata[STAMP_METADATA]
     return stamp
+
+
+def _digest(name: ObjectName) -> str:
+    return hashlib.blake2b(f"{name.bucket}\0{name.key}".encode(), digest_size=6).hexdigest()

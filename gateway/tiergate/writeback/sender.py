@@ -157,7 +157,7 @@ class Sender:
                     write.name,
                     version.size_bytes,
                     stream(version.parts, held),
-                    self._headers(version) | self._object_checksum(version),
+                    self._headers(write.name, version) | self._object_checksum(version),
                     condition,
                 )
                 return answer.etag
@@ -219,7 +219,7 @@ class Sender:
             await self.abort_unnamed(write.name, upload)
         started_s = self._clock.wall_s()
         await self._directory.note_upload(write.name, write.uid, OriginUpload("", started_s))
-        headers = self._headers(version)
+        headers = self._headers(write.name, version)
         if self._settings.send_checksums and all(part.body.blocks for part in version.parts):
             headers |= {"x-amz-checksum-algorithm": "CRC64NVME", "x-amz-checksum-type": "FULL_OBJECT"}
         upload_id = await self._origin.create_multipart_upload(write.name, headers)
@@ -250,12 +250,12 @@ class Sender:
             await self._directory.drop_leftovers(write.name, write.leftovers)
 
     # -- headers
-    def _headers(self, version: Version) -> dict[str, str]:
+    def _headers(self, name: ObjectName, version: Version) -> dict[str, str]:
         headers = dict(version.headers)
-        headers |= {f"x-amz-meta-{name}": value for name, value in version.metadata.items()}
+        headers |= {f"x-amz-meta-{label}": value for label, value in version.metadata.items()}
         if version.tagging:
             headers["x-amz-tagging"] = version.tagging
-        return headers | stamp_header(version)
+        return headers | stamp_header(version, name)
 
     def _object_checksum(self, version: Version) -> dict[str, str]:
         if not self._settings.send_checksums or version.checksum_type != "FULL_OBJECT":

@@ -114,7 +114,7 @@ def test_object_s_headers_are_sorted_into_their_fields() -> None:
             "content-type": "x/y",
             "x-amz-storage-class": "STANDARD_IA",
             "x-amz-meta-a": "1",
-            "x-amz-meta-tiergate": "1;uid;tag;5",
+            "x-amz-meta-tiergate": "1;uid;tag;5;0123456789ab",
             "x-amz-checksum-crc32": "AAAAAA==",
             "x-amz-checksum-type": "COMPOSITE",
             "x-amz-version-id": "v1",
