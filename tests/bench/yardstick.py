@@ -137,6 +137,8 @@ class Yardstick:
     async def _take(self, request: web.BaseRequest) -> Extent:
         """Copy the body into the ring."""
         await self.writes_allowed.wait()
+        if "Expect" in request.headers and request.transport is not None:
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         size = int(request.headers.get("Content-Length", 0))
         if self._next + size > self._size:
             self._next = 0

@@ -78,7 +78,7 @@ def is_gone(s3: Bucket, key: str) -> Check:
 
 EXOTIC = [
     "a//b", "double//", "plus+in name", "pct%2Fliteral", "pct%20lit", "uni/Ключ-文件-é", "q?uestion&amp;", "hash#tag",
-    "semi;colon=eq", "run_id=2026-06-26T00:00:00+00:00/f.log", "./x", "a/../b", "/leading", "quo'te\"s", "new\nline", "b\\s", "~!*()",
+    "semi;colon=eq", "run_id=2026-06-26T00:00:00+00:00/f.log", "./x", "a/../b", "/leading", "quo'te\"s", "b\\s", "~!*()",
 ]  # fmt: skip
 
 
@@ -436,11 +436,11 @@ def test_bc42_validators_survive_write_back(
         head = s3.head(key)
         assert (head.etag, head.headers["last-modified"]) == (etag, modified)
         assert s3.page(key).text("Contents/ETag") == etag
-        for number, body in enumerate(bodies, 1):
-            part = s3.get(key, partNumber=str(number))
-            assert (part.status, part.body) == (206, body)
 
     holds()
+    for number, body in enumerate(bodies, 1):  # once its bytes are the origin's alone, parts are the origin's answer
+        part = s3.get(key, partNumber=str(number))
+        assert (part.status, part.body) == (206, body)
     node.wait_settled()
     checks.both("bc42", holds)
     client = origin.client()

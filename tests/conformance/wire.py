@@ -134,7 +134,7 @@ def _request(
     method: str, authority: str, path: str, query: str, headers: Mapping[str, str | bytes]
 ) -> AWSRequest:
     url = f"http://{authority}{path}" + (f"?{query}" if query else "")
-    text = {name: value.decode("latin-1") if isinstance(value, bytes) else value for name, value in headers.items()}
+    text = {name: value.decode() if isinstance(value, bytes) else value for name, value in headers.items()}
     return AWSRequest(method=method, url=url, headers=text)
 
 

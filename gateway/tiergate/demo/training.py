@@ -88,7 +88,7 @@ class Trainer:
             self._optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             self._optimizer.step()
-            loss_value = float(loss)
+            loss_value = loss.item()
             on_step(loss_value)
         return loss_value
 

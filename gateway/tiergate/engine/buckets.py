@@ -2,7 +2,7 @@
 
 from tiergate.engine.outage import AWAY, Outage
 from tiergate.engine.rooms import Rooms
-from tiergate.errors import NotFoundError, OverloadedError
+from tiergate.errors import NotFoundError
 from tiergate.model import Bucket
 
 KEPT_S = 60.0
@@ -29,12 +29,13 @@ class Buckets:
             return cached
         try:
             if cached is None:
-                bucket = await self._rooms.origin.get_bucket(name, now_s)
+                async with self._outage.bounded(name):
+                    bucket = await self._rooms.origin.get_bucket(name, now_s)
             else:
                 bucket = await self._outage.ask(name, lambda: self._rooms.origin.get_bucket(name, now_s))
-        except AWAY as error:
+        except AWAY:
             if cached is None:
-                raise OverloadedError("the origin does not answer", bucket=name) from error
+                raise
             self._rooms.metrics.origin_outage_answers.inc()
             return cached
         if bucket is None:

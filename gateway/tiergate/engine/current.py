@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tiergate.directory.base import Seen
 from tiergate.engine.outage import AWAY, Outage
 from tiergate.engine.rooms import Rooms, log_name
-from tiergate.errors import NotFoundError, OverloadedError, invariant
+from tiergate.errors import NotFoundError, invariant
 from tiergate.model import Body, ObjectName, Part, Record, State, Version, new_uid
 from tiergate.observe.logs import get_logger
 from tiergate.origin.client import OriginObject
@@ -80,13 +80,12 @@ class Resolver:
             if exclusive:
                 there = await self._outage.ask(name.bucket, lambda: self._rooms.origin.head_object(name))
             else:
-                there = await self._rooms.origin.head_object(name)
-        except AWAY as error:
-            if exclusive:
-                # Only gateways write here, so the directory is the whole truth.
-                self._rooms.metrics.origin_outage_answers.inc()
-                return None
-            raise OverloadedError("the origin does not answer", **log_name(name)) from error
+                async with self._outage.bounded(**log_name(name)):
+                    there = await self._rooms.origin.head_object(name)
+        except AWAY:
+            # Only gateways write here, so the directory is the whole truth.
+            self._rooms.metrics.origin_outage_answers.inc()
+            return None
         if there is None:
             return None
         return await self._adopt(name, there)
@@ -110,12 +109,11 @@ class Resolver:
             if held:
                 there = await self._outage.ask(name.bucket, lambda: self._rooms.origin.head_object(name))
             else:
-                there = await self._rooms.origin.head_object(name)
-        except AWAY as error:
-            if held:
-                self._rooms.metrics.origin_outage_answers.inc()
-                return Current(record, version)
-            raise OverloadedError("the origin does not answer", **log_name(name)) from error
+                async with self._outage.bounded(**log_name(name)):
+                    there = await self._rooms.origin.head_object(name)
+        except AWAY:
+            self._rooms.metrics.origin_outage_answers.inc()
+            return Current(record, version)
         if there is not None and there.etag == record.origin_etag:
             await self._rooms.directory.revalidated(name, version.uid, self._rooms.clock.wall_s())
             return Current(record, version)

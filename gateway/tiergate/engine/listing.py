@@ -10,7 +10,6 @@ from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call
 from tiergate.engine.outage import AWAY, Outage
 from tiergate.engine.rooms import Rooms
-from tiergate.errors import OverloadedError
 from tiergate.model import ObjectName, Record, State, Upload, Version
 from tiergate.origin.client import OriginEntry, OriginPage
 from tiergate.s3.listing import (
@@ -83,9 +82,7 @@ class Listings:
         while True:
             try:
                 there = await self._origin_page(bucket, prefix, delimiter, after)
-            except AWAY as error:
-                if not self._rooms.settings.prefix_for(bucket, prefix).exclusive:
-                    raise OverloadedError("the origin does not answer", bucket=bucket) from error
+            except AWAY:
                 # Only gateways write here, so what the directory knows is all there is.
                 self._rooms.metrics.origin_outage_answers.inc()
                 return await self._from_directory(call, position)
@@ -108,7 +105,8 @@ class Listings:
 
         if self._rooms.settings.prefix_for(bucket, prefix).exclusive:
             return await self._outage.ask(bucket, question)
-        return await question()
+        async with self._outage.bounded(bucket):
+            return await question()
 
     async def _from_directory(self, call: Call, position: Position | None) -> ListingPage:
         params = call.params

@@ -5,8 +5,9 @@ nobody waits any more; one task per process looks whether the origin is back.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 from tiergate.clock import Clock
 from tiergate.errors import (
@@ -14,12 +15,19 @@ from tiergate.errors import (
     OriginExhaustedError,
     OriginRefusedError,
     OriginTemporaryError,
+    OverloadedError,
 )
 from tiergate.observe.logs import get_logger
 from tiergate.origin.client import OriginClient
 
 PATIENCE_S = 2.0
 """How long a request waits for the origin's word on something that memory or the directory could answer."""
+
+BOUND_S = 20.0
+"""How long a request waits for what only the origin can answer."""
+
+AWAY_BOUND_S = 5.0
+"""The same while the origin is known to be away."""
 
 PROBE_INTERVAL_S = 1.0
 
@@ -63,6 +71,20 @@ class Outage:
         except AWAY as error:
             self._begin(bucket, error)
             raise OriginAwayError("the origin does not answer") from error
+
+    @asynccontextmanager
+    async def bounded(self, bucket: str, **context: Any) -> AsyncIterator[None]:
+        """What only the origin can answer gets a bounded time, shorter than clients wait: they hear 503 and retry.
+
+        Raises:
+            OverloadedError: the origin did not answer.
+        """
+        try:
+            async with asyncio.timeout(AWAY_BOUND_S if self.is_on else BOUND_S):
+                yield
+        except AWAY as error:
+            self._begin(bucket, error)
+            raise OverloadedError("the origin does not answer", bucket=bucket, **context) from error
 
     def _begin(self, bucket: str, error: BaseException) -> None:
         if self._prober is None:

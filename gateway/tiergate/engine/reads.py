@@ -6,9 +6,10 @@ from typing import Any
 from tiergate.engine.calls import Answer, Call
 from tiergate.engine.current import Current, Resolver
 from tiergate.engine.fills import Fills, ForeignVersionError, Source
+from tiergate.engine.outage import Outage
 from tiergate.engine.rooms import Rooms, bodies_of, log_name
 from tiergate.engine.through import Through
-from tiergate.errors import OriginExhaustedError, OriginTemporaryError, OverloadedError, RequestError
+from tiergate.errors import OverloadedError, RequestError
 from tiergate.memory.memory import Pin
 from tiergate.model import BLOCK_BYTES, Body, State, Version
 from tiergate.s3.conditions import check_read, read_conditions
@@ -32,11 +33,12 @@ RESPONSE_OVERRIDES = (
 class Reads:
     """The reading operations."""
 
-    def __init__(self, rooms: Rooms, resolver: Resolver, fills: Fills, through: Through) -> None:
+    def __init__(self, rooms: Rooms, resolver: Resolver, fills: Fills, through: Through, outage: Outage) -> None:
         self._rooms = rooms
         self._resolver = resolver
         self._fills = fills
         self._through = through
+        self._outage = outage
 
     async def head(self, call: Call) -> Answer:
         """HeadObject: conditions, ranges and part numbers as GetObject, no body."""
@@ -57,7 +59,8 @@ class Reads:
             headers["x-tiergate-tier"] = self._tier(current.version)
             stream = ObjectStream(self._rooms, self._fills, current, start, end)
             try:
-                await stream.open()
+                async with self._outage.bounded(**log_name(call.name)):
+                    await stream.open()
             except ForeignVersionError:
                 await stream.close()
                 await self._resolver.forget(call.name, current.version.uid)
@@ -68,9 +71,6 @@ class Reads:
                     self._rooms.metrics.lost_reads.inc()
                     raise OverloadedError("the only copy of this version was lost", **log_name(call.name)) from None
                 continue
-            except (OriginTemporaryError, OriginExhaustedError) as error:
-                await stream.close()
-                raise OverloadedError("the origin does not answer", **log_name(call.name)) from error
             except BaseException:
                 await stream.close()
                 raise

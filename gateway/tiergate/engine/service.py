@@ -38,12 +38,12 @@ class Service:
         self._fills = Fills(rooms)
         resolver = Resolver(rooms, self._outage)
         intake = Intake(rooms)
-        self._through = Through(rooms, resolver)
+        self._through = Through(rooms, self._outage)
         writes = Writes(rooms, self._buckets, resolver, intake, self._through)
         spill = Spill(rooms, self._through)
         multipart = Multipart(rooms, self._buckets, intake, self._through, writes, spill)
         copies = Copies(rooms, self._buckets, resolver, self._fills, intake, self._through, writes, multipart)
-        reads = Reads(rooms, resolver, self._fills, self._through)
+        reads = Reads(rooms, resolver, self._fills, self._through, self._outage)
         listings = Listings(rooms, self._buckets, self._outage)
         self._operations: dict[str, Operation] = {
             "GetObject": reads.get,

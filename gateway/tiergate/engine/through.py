@@ -10,9 +10,9 @@ from dataclasses import replace
 from tiergate.directory.base import Intent
 from tiergate.engine.acks import ACK_HEADER, ACK_ORIGIN
 from tiergate.engine.calls import Answer, Call, IncomingBody
-from tiergate.engine.current import Resolver
 from tiergate.engine.forwarding import forward
 from tiergate.engine.identity import Description
+from tiergate.engine.outage import Outage
 from tiergate.engine.owned import MAKES_VISIBLE
 from tiergate.engine.rooms import Rooms, log_name
 from tiergate.engine.turn import Turn
@@ -36,6 +36,9 @@ from tiergate.s3.operations import parse
 COMMIT_ATTEMPTS_COUNT = 8
 
 DOCUMENT_LIMIT_BYTES = 4 << 20
+
+LISTINGS = frozenset({"ListObjects", "ListObjectsV2"})
+"""Listings show what is pending; one that is forwarded, for a part that only the origin knows, must too."""
 
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -98,9 +101,9 @@ class ProvedStream:
 class Through:
     """Writes and operations that the origin carries out."""
 
-    def __init__(self, rooms: Rooms, resolver: Resolver) -> None:
+    def __init__(self, rooms: Rooms, outage: Outage) -> None:
         self._rooms = rooms
-        self._resolver = resolver
+        self._outage = outage
         self.turn = Turn(rooms)
 
     # -- write-through of one object
@@ -189,8 +192,12 @@ class Through:
 
     # -- forwarded operations
     async def forward(self, call: Call) -> Answer:
-        """Pass a request on that concerns no object the gateway may hold."""
-        return await forward(self._rooms, call)
+        """Pass a request on that concerns no object the gateway may hold. The wait for the answer to a reading one is
+        bounded."""
+        if call.method not in READING_METHODS:
+            return await forward(self._rooms, call)
+        async with self._outage.bounded(call.target.bucket, key=call.target.key):
+            return await forward(self._rooms, call)
 
     async def forward_any(self, call: Call) -> Answer:
         """Pass on a request of any kind, with what it needs settled first.
@@ -212,9 +219,9 @@ class Through:
         if bucket and call.method == "DELETE" and not call.target.query:
             if await self._rooms.directory.scan_unpersisted(bucket, "", "", 1):
                 raise RequestError("BucketNotEmpty", "The bucket you tried to delete is not empty", bucket=bucket)
-        elif bucket and call.query("versions") is not None:
+        elif bucket and (call.query("versions") is not None or call.operation in LISTINGS):
             await self.turn.settle_prefix(bucket, call.query("prefix") or "")
-        answer = await forward(self._rooms, call)
+        answer = await self.forward(call)
         if bucket and call.method not in READING_METHODS:
             await self._rooms.directory.forget_bucket(bucket)
         return answer
@@ -227,7 +234,7 @@ class Through:
         """
         await self.turn.settle(names)
         if call.method in READING_METHODS:
-            return await forward(self._rooms, call)
+            return await self.forward(call)
         return await self._changing(call, names)
 
     async def forward_write(self, call: Call, names: Sequence[ObjectName]) -> Answer:
@@ -240,7 +247,7 @@ class Through:
 
     async def _changing(self, call: Call, names: Sequence[ObjectName]) -> Answer:
         try:
-            answer = await forward(self._rooms, call)
+            answer = await self.forward(call)
         finally:
             for name in names:
                 self._rooms.let_go(await self._rooms.directory.forget(name, None))

@@ -73,16 +73,23 @@ class Writes:
 
         Raises:
             PreconditionError, NotFoundError: the condition does not hold.
+            OverloadedError: the key changes faster than the condition can be decided.
         """
         seen = await self._rooms.directory.get(name)
+        start_revision = seen.revision
         if not conditions.any:
-            return Ground(seen.revision, None, UNKNOWN_BASE, False)
-        found = await self._resolver.judge(name, seen)
-        etags = found.etags if found else None
-        check_write(conditions.if_match, conditions.if_none_match, etags, name.bucket, name.key)
-        again = await self._rooms.directory.get(name)
-        base = UNKNOWN_BASE if again.record else NO_BASE
-        return Ground(seen.revision, again.guard, base, True)
+            return Ground(start_revision, None, UNKNOWN_BASE, False)
+        for _ in range(CONDITION_ATTEMPTS_COUNT):
+            found = await self._resolver.judge(name, seen)
+            seen = await self._rooms.directory.get(name)
+            # The guard must stand for what the condition is decided on, not for a write that came meanwhile.
+            held = seen.record.version if seen.record else None
+            if (held.uid if held else None) == (found.version.uid if found else None):
+                etags = found.etags if found else None
+                check_write(conditions.if_match, conditions.if_none_match, etags, name.bucket, name.key)
+                base = UNKNOWN_BASE if seen.record else NO_BASE
+                return Ground(start_revision, seen.guard, base, True)
+        raise too_often(name)
 
     async def commit(self, name: ObjectName, version: Version, conditions: WriteConditions, ground: Ground) -> None:
         """Commit a version whose bytes are sealed in memory under its uid; on return it is acknowledged ground."""
@@ -122,7 +129,7 @@ class Writes:
                 return await attempt(intent)
             except ConflictError:
                 ground = await self.ground(name, conditions)
-        raise OverloadedError("the key is written too often to decide a condition", **log_name(name))
+        raise too_often(name)
 
     def committed(self, version: Version, committed: Committed) -> None:
         """After the commit: the bytes are the directory's now, those of the replaced version may go."""
@@ -175,6 +182,11 @@ class Writes:
         headers, body = render("DeleteObjects", {"Deleted": deleted, "Errors": errors})
         headers[ACK_HEADER] = ACK_MEMORY
         return Answer(200, headers, body)
+
+
+def too_often(name: ObjectName) -> OverloadedError:
+    """A condition on a key that changes faster than it can be decided."""
+    return OverloadedError("the key is written too often to decide a condition", **log_name(name))
 
 
 def put_members(version: Version) -> dict[str, Any]:

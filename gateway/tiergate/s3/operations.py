@@ -21,6 +21,7 @@ __all__ = ["Target", "fold_headers", "parse", "render", "resolve", "split_target
 _PROTOCOL_QUERY = SIGNING_QUERY | {"awsaccesskeyid", "signature", "expires", "x-id"}
 _PROTOCOL_HEADERS = frozenset(
     {
+        "x-amz-api-version",  # the C++ SDK (pyarrow) sends it with every request that has no body
         "x-amz-content-sha256",
         "x-amz-date",
         "x-amz-decoded-content-length",

@@ -60,6 +60,8 @@ class WireBody:
         self._signed = signed
         self._idle_timeout_s = idle_timeout_s
         self._awaits_continue = awaits_continue(request)
+        self.timed_out = False
+        """Whether the client fell silent in the middle."""
         self._batch: list[bytes | memoryview] = []
         self._batched_bytes = 0
         self._hashing: asyncio.Future[None] | None = None
@@ -137,6 +139,7 @@ class WireBody:
                 async with asyncio.timeout(self._idle_timeout_s):
                     data = await content.readany()
             except TimeoutError as error:
+                self.timed_out = True
                 raise RequestError(
                     "RequestTimeout",
                     "Your socket connection to the server was not read from or written to within the timeout period.",

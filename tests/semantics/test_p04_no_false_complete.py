@@ -1,0 +1,115 @@
+"""P4 No false complete. Most of its sentences are held by tests/e2e/test_fence.py."""
+
+import os
+from typing import Any
+
+import pytest
+
+from tests.semantics.conftest import SMALL, StartNode
+from tiergate.testing.completeness import Acked, changes_of, false_completes
+from tiergate.testing.faults import FaultyOrigin
+from tiergate.testing.node import RunningNode
+from tiergate.testing.objects import ack_of, body_of, is_missing
+from tiergate.testing.rules import Answer, Gate, Hold
+
+MIB = 1 << 20
+MARKER = ".metadata"
+POINTER = "checkpoint_manager_snapshot.json"
+
+
+def is_marker(key: str) -> bool:
+    return key.rpartition("/")[2] == MARKER
+
+
+def save(client: Any, bucket: str, prefix: str) -> list[Acked]:
+    """Two shards and their marker; what was acknowledged."""
+    keys = [f"{prefix}__0_0.distcp", f"{prefix}__1_0.distcp", f"{prefix}{MARKER}"]
+    return [
+        Acked(key, client.put_object(Bucket=bucket, Key=key, Body=os.urandom(10_000))["ETag"].strip('"')) for key in keys
+    ]
+
+
+def sent(proxy: FaultyOrigin, bucket: str) -> list[str]:
+    """What happened in the origin, deletions with a minus sign."""
+    return [("" if change.etag else "-") + change.key for change in changes_of(proxy.requests, bucket)]
+
+
+@pytest.mark.semantics("P4.7")
+def test_write_through_of_a_shard_withdraws_marker_before_its_bytes(
+    start_node: StartNode, direct: Any, proxy: FaultyOrigin, bucket: str
+) -> None:
+    node = start_node(memory_limit=SMALL)
+    client = node.client()
+    save(client, bucket, "s/")
+    node.wait_settled()
+    first = len(sent(proxy, bucket))
+    data = os.urandom(40 * MIB)
+    assert ack_of(client.put_object(Bucket=bucket, Key="s/__0_0.distcp", Body=data)) == "origin"
+    node.wait_settled()
+    assert sent(proxy, bucket)[first:] == [f"-s/{MARKER}", "s/__0_0.distcp", f"s/{MARKER}"]
+    assert body_of(direct, bucket, "s/__0_0.distcp") == data
+
+
+@pytest.mark.semantics("P4.8")
+def test_quarantined_shard_holds_back_only_its_own_marker_until_retried(
+    node: RunningNode, s3: Any, direct: Any, proxy: FaultyOrigin, bucket: str
+) -> None:
+    rule = proxy.inject(Answer(403, "AccessDenied"), operation="PutObject", key="a/__0_0.distcp", times=None)
+    save(s3, bucket, "a/")
+    save(s3, bucket, "b/")
+    status = node.wait_status(
+        "one is quarantined, one waits for it", lambda status: status["writeback"]["pending"] == 2
+    )["writeback"]
+    (quarantined,) = status["quarantined"]
+    assert quarantined["uri"] == f"s3://{bucket}/a/__0_0.distcp"
+    assert "AccessDenied" in quarantined["reason"]
+    (fenced,) = status["fenced"]
+    assert fenced["uri"] == f"s3://{bucket}/a/{MARKER}"
+    assert is_missing(direct, bucket, f"a/{MARKER}")
+    assert not is_missing(direct, bucket, f"b/{MARKER}")
+    assert body_of(s3, bucket, f"a/{MARKER}")
+
+    assert rule.matched
+    proxy.heal()
+    assert node.retry(bucket) == 1
+    node.wait_settled()
+    assert not is_missing(direct, bucket, f"a/{MARKER}")
+
+
+@pytest.mark.semantics("P4.9")
+def test_death_of_all_processes_in_the_middle_shows_no_marker_before_its_set(
+    start_node: StartNode, direct: Any, proxy: FaultyOrigin, bucket: str
+) -> None:
+    node = start_node()
+    client = node.client()
+    gate = Gate()
+    proxy.inject(Hold(gate), operation="PutObject", key="s/__1_0.distcp")
+    acked = save(client, bucket, "s/")
+    gate.wait_reached()
+    node.kill9()
+    gate.release()
+    node.restart()
+    node.wait_settled()
+    assert false_completes(proxy.requests, bucket, acked, is_marker) == []
+    assert not is_missing(direct, bucket, f"s/{MARKER}")
+
+
+@pytest.mark.semantics("P4.10")
+def test_pointer_waits_for_what_was_before_it_and_is_never_withdrawn(
+    node: RunningNode, s3: Any, direct: Any, proxy: FaultyOrigin, bucket: str
+) -> None:
+    gate = Gate()
+    proxy.inject(Hold(gate), operation="PutObject", key="run/checkpoint_1/__0_0.distcp")
+    save(s3, bucket, "run/checkpoint_1/")
+    s3.put_object(Bucket=bucket, Key=f"run/{POINTER}", Body=b"1")
+    gate.wait_reached()
+    node.wait_status("shard, marker and pointer are left", lambda status: status["writeback"]["pending"] == 3)
+    assert is_missing(direct, bucket, f"run/{POINTER}")
+    gate.release()
+    node.wait_settled()
+    assert sent(proxy, bucket)[-1] == f"run/{POINTER}"
+
+    s3.put_object(Bucket=bucket, Key="run/checkpoint_1/__0_0.distcp", Body=b"again")
+    s3.delete_object(Bucket=bucket, Key="run/checkpoint_1/__1_0.distcp")
+    node.wait_settled()
+    assert f"-run/{POINTER}" not in sent(proxy, bucket)

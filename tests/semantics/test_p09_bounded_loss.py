@@ -1,0 +1,81 @@
+"""P9 Bounded loss."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.semantics.conftest import SMALL, StartNode
+from tiergate.testing.faults import FaultyOrigin
+from tiergate.testing.node import RunningNode
+from tiergate.testing.objects import ack_of, body_of
+from tiergate.testing.rules import Gate, Hold
+
+MIB = 1 << 20
+OLDEST = "tiergate_writeback_oldest_pending_seconds"
+
+
+def taken_bytes(folder: Path) -> int:
+    """What the files of a folder take up."""
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.semantics("P9.1", "P9.2")
+def test_writers_are_refused_while_the_oldest_pending_write_is_too_old(
+    start_node: StartNode, proxy: FaultyOrigin, bucket: str
+) -> None:
+    node = start_node("--dirty-age-slow", "500ms", "--dirty-age-limit", "1s")
+    client = node.client()
+    gate = Gate()
+    proxy.inject(Hold(gate), operation="PutObject", key="old")
+    client.put_object(Bucket=bucket, Key="old", Body=b"data")
+    gate.wait_reached()
+    node.wait_until("the bound", lambda: node.metric(OLDEST) > 1.0)
+    with pytest.raises(ClientError) as refused:
+        client.put_object(Bucket=bucket, Key="new", Body=b"data")
+    assert refused.value.response["Error"]["Code"] == "SlowDown"
+    answer = refused.value.response["ResponseMetadata"]
+    assert (answer["HTTPStatusCode"], int(answer["HTTPHeaders"]["retry-after"]) >= 1) == (503, True)
+    assert node.metric("tiergate_writeback_refused_writes_total") == 1
+    assert body_of(client, bucket, "old") == b"data"
+
+    gate.release()
+    node.wait_settled()
+    assert node.metric(OLDEST) == 0
+    client.put_object(Bucket=bucket, Key="new", Body=b"data")
+
+
+@pytest.mark.semantics("P9.3")
+def test_memory_folder_never_grows_past_its_budget(start_node: StartNode, bucket: str) -> None:
+    node = start_node(memory_limit=SMALL)
+    client = node.client()
+    for index in range(24):
+        client.put_object(Bucket=bucket, Key=f"k{index}", Body=os.urandom(3 * MIB + index * 100_000))
+        assert taken_bytes(node.memory_dir) <= 32 * MIB
+    node.wait_settled()
+    assert taken_bytes(node.memory_dir) <= 32 * MIB
+
+
+@pytest.mark.semantics("P9.4")
+def test_dirty_bytes_stay_however_much_is_written_and_read(
+    start_node: StartNode, direct: Any, proxy: FaultyOrigin, bucket: str
+) -> None:
+    node: RunningNode = start_node(memory_limit=SMALL)
+    client = node.client()
+    gate = Gate()
+    proxy.inject(Hold(gate), operation="PutObject", where=lambda seen: seen.key.startswith("dirty/"), times=None)
+    dirty = {f"dirty/{index}": os.urandom(4 * MIB) for index in range(3)}
+    for key, data in dirty.items():
+        assert ack_of(client.put_object(Bucket=bucket, Key=key, Body=data)) == "memory:1"
+    gate.wait_reached()
+    others = {f"other/{index}": os.urandom(7 * MIB) for index in range(6)}
+    for key, data in others.items():
+        client.put_object(Bucket=bucket, Key=key, Body=data)
+    for key, data in (others | dirty).items():
+        assert body_of(client, bucket, key) == data
+    gate.release()
+    node.wait_settled()
+    for key, data in dirty.items():
+        assert body_of(direct, bucket, key) == data

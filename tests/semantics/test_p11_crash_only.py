@@ -1,0 +1,116 @@
+"""P11 Crash-only."""
+
+import os
+import subprocess
+import sys
+from http.client import HTTPConnection
+from typing import Any
+
+import pytest
+
+from tests.semantics.conftest import StartNode
+from tiergate.testing.faults import FaultyOrigin
+from tiergate.testing.node import Victim
+from tiergate.testing.objects import body_of, listed, uploads_of
+from tiergate.testing.rules import Gate, Hold
+
+MIB = 1 << 20
+
+
+@pytest.mark.semantics("P11.1", "P11.2")
+@pytest.mark.parametrize("which", ["all", "parent", "worker", "background"])
+def test_kill_loses_nothing_acknowledged_and_no_identity(
+    start_node: StartNode, direct: Any, proxy: FaultyOrigin, bucket: str, which: Victim
+) -> None:
+    node = start_node()
+    client = node.client()
+    gate = Gate()
+    proxy.inject(Hold(gate), operation="PutObject", where=lambda seen: seen.bucket == bucket, times=None)
+    data = {f"k{index}": os.urandom(MIB * index + 1) for index in range(7)}
+    for key, body in data.items():
+        client.put_object(Bucket=bucket, Key=key, Body=body, Metadata={"of": key})
+    client.delete_object(Bucket=bucket, Key="k0")
+    del data["k0"]
+    gate.wait_reached()
+    shown = ("ETag", "LastModified", "ContentLength", "Metadata")
+
+    def look() -> list[Any]:
+        heads = [client.head_object(Bucket=bucket, Key=key) for key in data]
+        return [[head[name] for name in shown] for head in heads] + [listed(client, bucket)]
+
+    before = look()
+    node.kill9(which)
+    gate.release()
+    if which in ("all", "parent"):
+        node.restart()
+    client = node.client()
+    assert look() == before
+    assert {key: body_of(client, bucket, key) for key in data} == data
+    node.wait_settled()
+    assert {key: body_of(direct, bucket, key) for key, _, _ in listed(direct, bucket)} == data
+    assert look() == before
+
+
+@pytest.mark.semantics("P11.3")
+def test_body_in_the_middle_gives_its_memory_back_when_its_process_dies(
+    start_node: StartNode, bucket: str
+) -> None:
+    node = start_node()
+    node.client().put_object(Bucket=bucket, Key="first", Body=b"data")
+    node.wait_settled()
+    before = node.status()["memory"]
+    connection = HTTPConnection(node.endpoint.removeprefix("http://"), timeout=10)
+    connection.putrequest("PUT", f"/{bucket}/k")
+    connection.putheader("Content-Length", str(20 * MIB))
+    connection.endheaders(os.urandom(9 * MIB))
+    node.wait_status("receiving", lambda status: status["memory"]["receiving_bytes"] > 0)
+    node.kill9("worker")
+    after = node.wait_status("given back", lambda status: status["memory"]["receiving_bytes"] == 0)["memory"]
+    connection.close()
+    assert after["used_bytes"] == before["used_bytes"]
+    assert after["available_bytes"] == before["available_bytes"]
+    assert after["pinned_bytes"] == 0
+
+
+@pytest.mark.semantics("P11.4", "P11.5")
+def test_multipart_upload_outlives_a_crash_and_leaves_none_in_origin(
+    start_node: StartNode, direct: Any, proxy: FaultyOrigin, bucket: str
+) -> None:
+    node = start_node()
+    client = node.client()
+    parts = [os.urandom(5 * MIB), os.urandom(5 * MIB), os.urandom(1000)]
+    upload = {"Bucket": bucket, "Key": "k"}
+    upload["UploadId"] = client.create_multipart_upload(**upload)["UploadId"]
+    etags = [client.upload_part(**upload, PartNumber=1, Body=parts[0])["ETag"]]
+    node.kill9()
+    node.restart()
+    client = node.client()
+    etags += [client.upload_part(**upload, PartNumber=number, Body=parts[number - 1])["ETag"] for number in (2, 3)]
+    gate = Gate()
+    proxy.inject(Hold(gate), operation="UploadPart", key="k", nth=2)
+    listed_parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
+    client.complete_multipart_upload(**upload, MultipartUpload={"Parts": listed_parts})
+    gate.wait_reached()
+    node.kill9()
+    gate.release()
+    node.restart()
+    node.wait_settled()
+    assert body_of(direct, bucket, "k") == b"".join(parts)
+    node.wait_until("no upload is left", lambda: uploads_of(direct, bucket) == [])
+    assert uploads_of(node.client(), bucket) == []
+
+
+@pytest.mark.semantics("P11.6")
+def test_second_node_on_the_same_memory_does_not_start(start_node: StartNode, bucket: str) -> None:
+    node = start_node()
+    command = [sys.executable, "-m", "tiergate", "serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]
+    command += ["--origin", node.origin, "--memory-dir", str(node.memory_dir), "--memory-limit", "64MiB"]
+    source = os.pathsep.join(path for path in sys.path if path)
+    ended = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": source}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode not in (0, None)
+    assert str(node.memory_dir) in ended.stderr
+    assert "ready" not in ended.stdout
+    node.client().put_object(Bucket=bucket, Key="k", Body=b"the first one goes on")
+    node.wait_settled()
