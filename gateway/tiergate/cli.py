@@ -1,19 +1,21 @@
 """The command line: the only place that prints or decides an exit status.
 
-Exit statuses: 0 success; 1 the node could not start or had to end; 2 wrong configuration or usage; 3 another
-node has the memory folder; 4 `status` found no node, or one that does not answer as it should."""
+Exit statuses: 0 success; 1 the node could not start or had to end, or the test or the demo failed; 2 wrong
+configuration or usage; 3 another node has the memory folder; 4 `status` found no node, or one that does not answer as
+it should."""
 
 # ruff: noqa: T201 - this is the place that prints
 
 import argparse
 import importlib
 import json
+import os
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from tiergate import __version__, config
 from tiergate.child import Folders, run_child
@@ -21,6 +23,11 @@ from tiergate.config import DECLARATIONS, Loaded
 from tiergate.config.declare import show_value
 from tiergate.errors import ConfigError, TiergateError
 from tiergate.observe import logs
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tiergate.selftest import Result
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_BUSY, EXIT_UNREACHABLE = range(5)
 _STATUS_TIMEOUT_S = 10.0
@@ -126,6 +133,27 @@ def _demo(words: list[str]) -> int:
         return _fail(EXIT_FAILED, str(error))
 
 
+def _test(options: argparse.Namespace, unknown: list[str]) -> int:
+    if unknown:
+        raise _UsageError(f"unrecognized arguments: {' '.join(unknown)}")
+    # Here and not above, since they take a while to load.
+    from botocore.exceptions import BotoCoreError, ClientError
+    from rich.console import Console
+
+    from tiergate import selftest
+
+    console = Console()
+    logs.mask(options.secret_key)
+    try:
+        client = selftest.connect(options.endpoint, options.access_key, options.secret_key, options.region)
+        with console.status("testing"):
+            results = selftest.run_checks(client, options.bucket)
+    except (BotoCoreError, ClientError, ValueError) as error:
+        return _fail(EXIT_FAILED, f"{options.endpoint} cannot be tested: {error}")
+    _print_results(console, options.endpoint, results)
+    return EXIT_FAILED if any(result.fault for result in results) else EXIT_OK
+
+
 def _fail(status: int, *lines: str) -> int:
     for line in lines:
         print(f"tiergate: {logs.masked_text(line)}", file=sys.stderr)
@@ -142,6 +170,9 @@ def _parser() -> _Parser:
     check.add_argument("--show", action="store_true", help="print every setting and where it comes from")
     status = commands.add_parser("status", help="show what a running node does", allow_abbrev=False)
     status.add_argument("--json", action="store_true", help="print JSON")
+    test = commands.add_parser("test", help="test whether an endpoint behaves like S3", allow_abbrev=False)
+    test.set_defaults(command=_test)
+    _add_test_options(test, os.environ)
     commands.add_parser("demo", help="show the product on this machine", add_help=False)
     for command, run in ((serve, _serve), (check, _check_config), (status, _status)):
         command.set_defaults(command=run)
@@ -164,6 +195,18 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
             action="append" if declaration.repeatable else "store",
             help=text.replace("%", "%%"),
         )
+
+
+def _add_test_options(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
+    def add(flag: str, variable: str, default: str, text: str) -> None:
+        shown = f"{text} Default: {variable}, else {default}." if variable else f"{text} Default: {default}."
+        parser.add_argument(flag, metavar="VALUE", default=environment.get(variable) or default, help=shown)
+
+    add("--endpoint", "AWS_ENDPOINT_URL", "http://127.0.0.1:9000", "URL of the endpoint.")
+    add("--access-key", "AWS_ACCESS_KEY_ID", "test", "The access key id to sign with.")
+    add("--secret-key", "AWS_SECRET_ACCESS_KEY", "test", "The secret to sign with; better in the variable.")
+    add("--region", "AWS_REGION", "us-east-1", "The region to sign for.")
+    add("--bucket", "", "tiergate-test", "A bucket to write to. Made if need be; only what the test wrote is removed.")
 
 
 def _load(options: argparse.Namespace, unknown: list[str]) -> Loaded:
@@ -220,6 +263,22 @@ def _print_tables(status: Mapping[str, object]) -> None:
             for name, value in cast("dict[str, object]", section).items():
                 table.add_row(name, Text(_shown(value)))
         console.print(table)
+
+
+def _print_results(console: "Console", endpoint: str, results: "Sequence[Result]") -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=f"S3 as spoken by {endpoint}", title_justify="left")
+    table.add_column("check")
+    table.add_column("result")
+    table.add_column("seconds", justify="right")
+    for result in results:
+        outcome = Text(result.fault, style="red") if result.fault else Text("ok", style="green")
+        table.add_row(result.name, outcome, f"{result.took_s:.2f}")
+    console.print(table)
+    failed_count = sum(bool(result.fault) for result in results)
+    console.print(f"{len(results) - failed_count} passed, {failed_count} failed", highlight=False)
 
 
 def _shown(value: object) -> str:

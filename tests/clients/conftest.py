@@ -6,8 +6,8 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-
 from tests.conformance.gateway import CLIENT, checking_node, restart_cold
+
 from tiergate.testing.node import RunningNode
 from tiergate.testing.origins import MotoOrigin
 

@@ -4,12 +4,12 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import pyarrow.fs
+import pyarrow.fs  # type: ignore[import-untyped]
 import pytest
-import s3fs
-
+import s3fs  # type: ignore[import-untyped]
 from tests.clients.conftest import BUCKET
 from tests.conformance.gateway import CLIENT
+
 from tiergate.testing.node import RunningNode
 
 MIB = 1 << 20

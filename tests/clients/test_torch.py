@@ -1,17 +1,17 @@
 """PyTorch's distributed checkpoints, through s3fs and through s3torchconnector."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any, cast
 
 import pytest
 import s3torchconnector
 import torch
-import torch.distributed.checkpoint as dcp
 from s3torchconnector.dcp import S3StorageReader, S3StorageWriter
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
-
 from tests.clients.conftest import BUCKET
 from tests.conformance.gateway import CLIENT
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+
 from tiergate.testing.node import RunningNode
 
 pytestmark = [
@@ -35,7 +35,11 @@ def empty() -> dict[str, Any]:
 
 def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
     names = left["model"].keys() == right["model"].keys()
-    return names and all(torch.equal(left["model"][name], right["model"][name]) for name in left["model"]) and torch.equal(left["step"], right["step"])
+    return (
+        names
+        and all(torch.equal(left["model"][name], right["model"][name]) for name in left["model"])
+        and torch.equal(left["step"], right["step"])
+    )
 
 
 def fsspec_options(node: RunningNode) -> dict[str, Any]:
@@ -52,30 +56,30 @@ def test_dcp_saves_overwrites_and_loads_through_s3fs(node: RunningNode, prefix: 
 
     def loaded() -> dict[str, Any]:
         found = empty()
-        dcp.load(found, storage_reader=FsspecReader(path, **fsspec_options(node)), no_dist=True)
+        state_dict_loader.load(found, storage_reader=FsspecReader(path, **fsspec_options(node)), no_dist=True)
         return found
 
     for seed in (1, 2):
         writer = FsspecWriter(path, overwrite=True, **fsspec_options(node))
-        dcp.save(state(seed), storage_writer=writer, no_dist=True)
+        state_dict_saver.save(state(seed), storage_writer=writer, no_dist=True)
         assert same(loaded(), state(seed))
     cold()
     assert same(loaded(), state(2))
 
 
-def test_dcp_saves_and_loads_through_s3torchconnector(
-    node: RunningNode, prefix: str, cold: Callable[[], None]
-) -> None:
+def test_dcp_saves_and_loads_through_s3torchconnector(node: RunningNode, prefix: str, cold: Callable[[], None]) -> None:
     path = f"s3://{BUCKET}/{prefix}/step-10"
 
     def loaded() -> dict[str, Any]:
         found = empty()
-        dcp.load(found, storage_reader=S3StorageReader(region="us-east-1", path=path, s3client_config=forced()), no_dist=True)
+        state_dict_loader.load(
+            found, storage_reader=S3StorageReader(region="us-east-1", path=path, s3client_config=forced()), no_dist=True
+        )
         return found
 
     for seed in (1, 2):
         writer = S3StorageWriter(region="us-east-1", path=path, overwrite=True, s3client_config=forced())
-        dcp.save(state(seed), storage_writer=writer, no_dist=True)
+        state_dict_saver.save(state(seed), storage_writer=writer, no_dist=True)
         assert same(loaded(), state(seed))
     cold()
     assert same(loaded(), state(2))
@@ -91,12 +95,12 @@ def test_s3checkpoint_writes_and_reads(node: RunningNode, prefix: str, cold: Cal
     def loaded() -> dict[str, Any]:
         checkpoint = s3torchconnector.S3Checkpoint(region="us-east-1", s3client_config=forced())
         with checkpoint.reader(uri) as reader:
-            found: dict[str, Any] = torch.load(reader)
+            found: dict[str, Any] = torch.load(cast(IO[bytes], reader))
         return found
 
     for seed in (1, 2):
         with s3torchconnector.S3Checkpoint(region="us-east-1", s3client_config=forced()).writer(uri) as writer:
-            torch.save(state(seed), writer)
+            torch.save(state(seed), cast(IO[bytes], writer))
         assert same(loaded(), state(seed))
     cold()
     assert same(loaded(), state(2))

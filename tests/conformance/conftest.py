@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from hashlib import sha256
 
 import pytest
-
 from tests.conformance.gateway import CLIENT, checking_node
 from tests.conformance.wire import Bucket
+
 from tiergate.testing.node import RunningNode
 from tiergate.testing.origins import MotoOrigin, ProcessOrigin
 

@@ -4,6 +4,7 @@ import shutil
 from typing import Any
 
 from tests.conformance.wire import Identity
+
 from tiergate.testing.node import RunningNode
 from tiergate.testing.origins import ProcessOrigin
 

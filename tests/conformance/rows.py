@@ -7,7 +7,11 @@ from tests.conformance.wire import Ask, Bucket, Reply, Wire
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A request and its right answer. `code` names more than one, with `|` between, where either is right. `closes`: whether the server must end the connection, None if it may."""
+    """A request and its right answer.
+
+    `code` names more than one, with `|` between, where either is right. `closes`: whether the server must end the
+    connection, None if it may.
+    """
 
     name: str
     ask: Ask

@@ -2,11 +2,11 @@
 
 import base64
 import hashlib
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-
 from tests.conformance.rows import Row, answered, check, goes_on
 from tests.conformance.wire import (
     STREAMING_UNSIGNED,
@@ -18,7 +18,8 @@ from tests.conformance.wire import (
     http_chunked,
     md5_of,
 )
-from tiergate.s3.checksums import ALGORITHMS, Checksum
+
+from tiergate.s3.checksums import Checksum
 from tiergate.testing.node import RunningNode
 
 BODY = bytes(range(256)) * 100
@@ -44,15 +45,15 @@ def trailed(
     length: str | None = str(len(BODY)),
     body: bytes | None = None,
     chunks: Sequence[bytes] = CHUNKS,
-    **headers: str,
+    encoding: str | None = None,
 ) -> Ask:
     """A PUT in unsigned framing."""
     if trailers is None:
         trailers = {"x-amz-checksum-crc32": crc32_of(BODY)}
-    given = {"x-amz-decoded-content-length": length, "x-amz-trailer": announced}
+    given = {"x-amz-decoded-content-length": length, "x-amz-trailer": announced, "Content-Encoding": encoding}
     kept = {name: value for name, value in given.items() if value is not None}
     sent = framed(chunks, trailers) if body is None else body
-    return Ask("PUT", "/conformance/{}", headers=kept | headers, body=sent, payload=STREAMING_UNSIGNED)
+    return Ask("PUT", "/conformance/{}", headers=kept, body=sent, payload=STREAMING_UNSIGNED)
 
 
 WHOLE = framed(CHUNKS, {"x-amz-checksum-crc32": crc32_of(BODY)})
@@ -65,11 +66,23 @@ GOOD = [
     Row("trailer", trailed(), 200),
     Row("no_trailer_announced", trailed({}, announced=None), 200),
     Row("one_chunk", trailed(chunks=[BODY]), 200),
-    Row("http_chunked_around_framing", replace(trailed(), body=http_chunked(WHOLE), length=None, late=[("Transfer-Encoding", "chunked")]), 200),
-    Row("http_chunked_plain", replace(put(payload=UNSIGNED), body=http_chunked(BODY), length=None, late=[("Transfer-Encoding", "chunked")]), 200),
+    Row(
+        "http_chunked_around_framing",
+        replace(trailed(), body=http_chunked(WHOLE), length=None, late=[("Transfer-Encoding", "chunked")]),
+        200,
+    ),
+    Row(
+        "http_chunked_plain",
+        replace(put(payload=UNSIGNED), body=http_chunked(BODY), length=None, late=[("Transfer-Encoding", "chunked")]),
+        200,
+    ),
     *(Row(f"header_{name}", put({f"x-amz-checksum-{name}": checksum(name, BODY)}), 200) for name in FORMS),
     *(
-        Row(f"trailer_{name}", trailed({f"x-amz-checksum-{name}": checksum(name, BODY)}, announced=f"x-amz-checksum-{name}"), 200)
+        Row(
+            f"trailer_{name}",
+            trailed({f"x-amz-checksum-{name}": checksum(name, BODY)}, announced=f"x-amz-checksum-{name}"),
+            200,
+        )
         for name in FORMS
     ),
 ]
@@ -79,9 +92,19 @@ BAD = [
     Row("md5_malformed", put({"Content-MD5": "not base64!"}), 400, "InvalidDigest"),
     Row("md5_short", put({"Content-MD5": "AAAA"}), 400, "InvalidDigest"),
     Row("checksum_malformed", put({"x-amz-checksum-crc32": "????"}), 400, "InvalidRequest"),
-    Row("two_checksums", put({f"x-amz-checksum-{name}": checksum(name, BODY) for name in ("crc32", "sha1")}), 400, "InvalidRequest"),
+    Row(
+        "two_checksums",
+        put({f"x-amz-checksum-{name}": checksum(name, BODY) for name in ("crc32", "sha1")}),
+        400,
+        "InvalidRequest",
+    ),
     Row("algorithm_without_value", put({"x-amz-sdk-checksum-algorithm": "CRC32"}), 400, "InvalidRequest"),
-    Row("algorithm_other_than_value", put({"x-amz-sdk-checksum-algorithm": "SHA1", "x-amz-checksum-crc32": crc32_of(BODY)}), 400, "InvalidRequest"),
+    Row(
+        "algorithm_other_than_value",
+        put({"x-amz-sdk-checksum-algorithm": "SHA1", "x-amz-checksum-crc32": crc32_of(BODY)}),
+        400,
+        "InvalidRequest",
+    ),
     Row("announced_trailer_missing", trailed({}), *MALFORMED_TRAILER),
     Row("trailer_not_announced", trailed(announced=None), *MALFORMED_TRAILER),
     Row("trailer_malformed", trailed(body=framed(CHUNKS)[:-2] + b"no colon here\r\n\r\n"), *MALFORMED_TRAILER),
@@ -101,10 +124,25 @@ BAD = [
     Row("data_after_the_end", trailed(body=WHOLE + b"more"), *INCOMPLETE),
     Row("framing_unknown", put(payload="STREAMING-SOMETHING-NEW"), 400, "InvalidArgument"),
     Row("no_length_at_all", put(length=None, body=b""), 411, "MissingContentLength"),
-    Row("http_chunk_malformed", replace(put(payload=UNSIGNED), body=b"zz\r\nabc\r\n0\r\n\r\n", length=None, late=[("Transfer-Encoding", "chunked")]), 400, "IncompleteBody|BadRequest", closes=True),
-    *(Row(f"header_{name}_wrong", put({f"x-amz-checksum-{name}": checksum(name, b"other")}), *BAD_DIGEST) for name in FORMS),
+    Row(
+        "http_chunk_malformed",
+        replace(
+            put(payload=UNSIGNED), body=b"zz\r\nabc\r\n0\r\n\r\n", length=None, late=[("Transfer-Encoding", "chunked")]
+        ),
+        400,
+        "IncompleteBody|BadRequest",
+        closes=True,
+    ),
     *(
-        Row(f"trailer_{name}_wrong", trailed({f"x-amz-checksum-{name}": checksum(name, b"other")}, announced=f"x-amz-checksum-{name}"), *BAD_DIGEST)
+        Row(f"header_{name}_wrong", put({f"x-amz-checksum-{name}": checksum(name, b"other")}), *BAD_DIGEST)
+        for name in FORMS
+    ),
+    *(
+        Row(
+            f"trailer_{name}_wrong",
+            trailed({f"x-amz-checksum-{name}": checksum(name, b"other")}, announced=f"x-amz-checksum-{name}"),
+            *BAD_DIGEST,
+        )
         for name in FORMS
     ),
 ]
@@ -154,7 +192,7 @@ ENCODINGS = [
 def test_framing_is_taken_off_whatever_content_encoding_says(
     s3: Bucket, prefix: str, given: str | None, kept: str | None
 ) -> None:
-    ask = trailed(**({} if given is None else {"Content-Encoding": given}))
+    ask = trailed(encoding=given)
     check(s3, aimed(Row("encoded", ask, 200), prefix))
     for reply in (s3.get(f"{prefix}o"), s3.head(f"{prefix}o")):
         assert reply.headers.get("content-encoding") == kept
@@ -202,8 +240,6 @@ class TestClientsThatVanish:
         assert s3.get(f"{prefix}old", uploadId=upload_id).texts("Part/PartNumber") == []
 
     def test_half_closed_upload_is_refused(self, s3: Bucket, prefix: str) -> None:
-        import socket
-
         row = Row("short", Ask("PUT", f"/conformance/{prefix}o", payload=UNSIGNED, length=1000), 400, "IncompleteBody")
         with s3.wire() as wire:
             wire.begin(row.ask)
@@ -232,8 +268,24 @@ class TestEarlyErrors:
     @pytest.mark.parametrize(
         ("row", "late"),
         [
-            (Row("forged", replace(ASK, headers={"x-amz-date": "20200101T000000Z"}, signed=False), 403, "AccessDenied"), ()),
-            (Row("precondition", replace(ASK, path="/conformance/{}", headers={"If-None-Match": "*"}), 412, "PreconditionFailed"), ()),
+            (
+                Row(
+                    "forged",
+                    replace(ASK, headers={"x-amz-date": "20200101T000000Z"}, signed=False),
+                    403,
+                    "AccessDenied",
+                ),
+                (),
+            ),
+            (
+                Row(
+                    "precondition",
+                    replace(ASK, path="/conformance/{}", headers={"If-None-Match": "*"}),
+                    412,
+                    "PreconditionFailed",
+                ),
+                (),
+            ),
             (Row("too_large", replace(ASK, path="/conformance/{}", length=(5 << 30) + 1), 400, "EntityTooLarge"), ()),
         ],
         ids=["forged", "precondition", "too_large"],
@@ -243,7 +295,7 @@ class TestEarlyErrors:
         row = aimed(row, prefix)
         with s3.wire() as wire:
             wire.begin(row.ask)
-            sent = all([wire.pour(bytes(MIB)) for _ in range(16)])
+            sent = wire.pour(bytes(16 * MIB))
             reply = wire.reply("PUT")
             answered(row, reply)
             if row.name == "too_large":
@@ -283,7 +335,12 @@ class TestExpect:
             Ask("POST", "/conformance/{}", "uploads="),
             Ask("GET", "/conformance/{}", length=None),
             Ask("DELETE", "/conformance/{}"),
-            Ask("PUT", "/conformance/{}", "tagging=", body=b"<Tagging><TagSet><Tag><Key>a</Key><Value>b</Value></Tag></TagSet></Tagging>"),
+            Ask(
+                "PUT",
+                "/conformance/{}",
+                "tagging=",
+                body=b"<Tagging><TagSet><Tag><Key>a</Key><Value>b</Value></Tag></TagSet></Tagging>",
+            ),
         ],
         ids=["put", "copy", "create", "get", "delete", "forwarded"],
     )

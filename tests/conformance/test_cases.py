@@ -9,7 +9,7 @@ import email.utils
 import io
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
@@ -18,10 +18,10 @@ from urllib.parse import quote, unquote_plus
 import boto3.s3.transfer
 import pytest
 from botocore.exceptions import ClientError
-
 from tests.conformance.gateway import restart_cold
 from tests.conformance.rows import Row, check
 from tests.conformance.wire import Ask, Bucket, part_list, query_of
+
 from tiergate.testing.node import RunningNode
 from tiergate.testing.origins import ProcessOrigin
 
@@ -46,8 +46,8 @@ def checks() -> Checks:
 
 
 @pytest.fixture
-def boto(node: RunningNode) -> Iterator[Any]:
-    yield node.client()
+def boto(node: RunningNode) -> Any:
+    return node.client()
 
 
 def shows(s3: Bucket, key: str, body: bytes, etag: str | None = None) -> Check:
@@ -77,9 +77,23 @@ def is_gone(s3: Bucket, key: str) -> Check:
 
 
 EXOTIC = [
-    "a//b", "double//", "plus+in name", "pct%2Fliteral", "pct%20lit", "uni/Ключ-文件-é", "q?uestion&amp;", "hash#tag",
-    "semi;colon=eq", "run_id=2026-06-26T00:00:00+00:00/f.log", "./x", "a/../b", "/leading", "quo'te\"s", "b\\s", "~!*()",
-]  # fmt: skip
+    "a//b",
+    "double//",
+    "plus+in name",
+    "pct%2Fliteral",
+    "pct%20lit",
+    "uni/Ключ-文件-é",
+    "q?uestion&amp;",
+    "hash#tag",
+    "semi;colon=eq",
+    "run_id=2026-06-26T00:00:00+00:00/f.log",
+    "./x",
+    "a/../b",
+    "/leading",
+    "quo'te\"s",
+    "b\\s",
+    "~!*()",
+]
 
 
 @pytest.mark.parametrize("name", EXOTIC)
@@ -160,9 +174,14 @@ def test_bc13_max_keys_zero_ends_the_listing(s3: Bucket, checks: Checks, prefix:
 
 
 RANGES = [
-    ("bytes=10-19", 10, 20), ("bytes=90-500", 90, 100), ("bytes=99-", 99, 100), ("bytes=-20", 80, 100),
-    ("bytes=-150", 0, 100), ("bytes=0-0", 0, 1), ("bytes=0-", 0, 100),
-]  # fmt: skip
+    ("bytes=10-19", 10, 20),
+    ("bytes=90-500", 90, 100),
+    ("bytes=99-", 99, 100),
+    ("bytes=-20", 80, 100),
+    ("bytes=-150", 0, 100),
+    ("bytes=0-0", 0, 1),
+    ("bytes=0-", 0, 100),
+]
 
 
 def test_bc14_ranges(s3: Bucket, checks: Checks, prefix: str) -> None:
@@ -316,11 +335,14 @@ def test_bc29_last_modified_is_one_instant_for_ever(s3: Bucket, node: RunningNod
 def test_bc33_bucket_that_is_there_is_created_again(s3: Bucket, boto: Any, prefix: str, region: str | None) -> None:
     s3.put(f"{prefix}o", b"x")
     more = {"CreateBucketConfiguration": {"LocationConstraint": region}} if region else {}
+    codes = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
+    refused: Any = None
     try:
         boto.create_bucket(Bucket=s3.name, **more)
     except ClientError as error:
-        assert error.response["Error"]["Code"] in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists")
-        assert error.response["ResponseMetadata"]["HTTPStatusCode"] == 409
+        refused = error.response
+    assert refused is None or refused["Error"]["Code"] in codes
+    assert refused is None or refused["ResponseMetadata"]["HTTPStatusCode"] == 409
     assert s3.call("HEAD").status == 200
     assert s3.named("no-such-bucket-conformance").call("HEAD").status == 404
     assert s3.get(f"{prefix}o").body == b"x"

@@ -5,7 +5,6 @@ import hashlib
 from dataclasses import replace
 
 import pytest
-
 from tests.conformance.rows import Row, check
 from tests.conformance.wire import Ask, Bucket, part_list
 
@@ -43,10 +42,14 @@ DELETES = [
     Row("1000_objects", delete(listed(1000)), 200),
     Row("not_utf8", delete(b"<Delete><Object><Key>\xff</Key></Object></Delete>"), *MALFORMED),
     Row("bad_md5", delete(listed(1), **{"Content-MD5": base64.b64encode(bytes(16)).decode()}), 400, "BadDigest"),
-    Row("good_md5", delete(listed(1), **{"Content-MD5": base64.b64encode(hashlib.md5(listed(1)).digest()).decode()}), 200),
+    Row(
+        "good_md5",
+        delete(listed(1), **{"Content-MD5": base64.b64encode(hashlib.md5(listed(1)).digest()).decode()}),
+        200,
+    ),
     Row("bad_crc32", delete(listed(1), **{"x-amz-checksum-crc32": "AAAAAA=="}), 400, "BadDigest"),
     Row("empty_key", delete(b"<Delete><Object><Key></Key></Object></Delete>"), *MALFORMED),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("row", DELETES, ids=str)
@@ -73,7 +76,9 @@ def test_delete_answers_for_each_key_and_quiet_for_none(s3: Bucket, prefix: str)
 def test_delete_of_an_impossible_key_is_an_error_of_that_key_alone(s3: Bucket, prefix: str) -> None:
     s3.put(f"{prefix}o", b"1")
     long, good = "k" * 1025, f"{prefix}o"
-    reply = s3.ask(delete(f"<Delete><Object><Key>{long}</Key></Object><Object><Key>{good}</Key></Object></Delete>".encode()))
+    reply = s3.ask(
+        delete(f"<Delete><Object><Key>{long}</Key></Object><Object><Key>{good}</Key></Object></Delete>".encode())
+    )
     assert reply.status == 200
     assert (reply.texts("Error/Key"), reply.texts("Error/Code")) == ([long], ["KeyTooLongError"])
     assert reply.texts("Deleted/Key") == [good]
@@ -113,16 +118,23 @@ def test_part_list_is_judged(
 
 UPLOAD_ROWS = [
     Row("part_zero", Ask("PUT", "/conformance/{}", "partNumber=0&uploadId={id}", body=b"x"), 400, "InvalidArgument"),
-    Row("part_10001", Ask("PUT", "/conformance/{}", "partNumber=10001&uploadId={id}", body=b"x"), 400, "InvalidArgument"),
+    Row(
+        "part_10001", Ask("PUT", "/conformance/{}", "partNumber=10001&uploadId={id}", body=b"x"), 400, "InvalidArgument"
+    ),
     Row("part_word", Ask("PUT", "/conformance/{}", "partNumber=one&uploadId={id}", body=b"x"), 400, "InvalidArgument"),
     Row("part_10000", Ask("PUT", "/conformance/{}", "partNumber=10000&uploadId={id}", body=b"x"), 200),
     Row("other_key", Ask("PUT", "/conformance/{}-other", "partNumber=1&uploadId={id}", body=b"x"), 404, "NoSuchUpload"),
-    Row("other_key_complete", Ask("POST", "/conformance/{}-other", "uploadId={id}", body=part_list([(1, "x")])), 404, "NoSuchUpload"),
+    Row(
+        "other_key_complete",
+        Ask("POST", "/conformance/{}-other", "uploadId={id}", body=part_list([(1, "x")])),
+        404,
+        "NoSuchUpload",
+    ),
     Row("max_parts_word", Ask("GET", "/conformance/{}", "max-parts=ten&uploadId={id}"), 400, "InvalidArgument"),
     Row("max_parts_negative", Ask("GET", "/conformance/{}", "max-parts=-1&uploadId={id}"), 400, "InvalidArgument"),
     Row("marker_word", Ask("GET", "/conformance/{}", "part-number-marker=x&uploadId={id}"), 400, "InvalidArgument"),
     Row("max_parts_zero", Ask("GET", "/conformance/{}", "max-parts=0&uploadId={id}"), 200),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("row", UPLOAD_ROWS, ids=str)

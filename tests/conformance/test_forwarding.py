@@ -6,14 +6,26 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-
 from tests.conformance.wire import Ask, Bucket, query_of
+
 from tiergate.testing.node import RunningNode
 from tiergate.testing.origins import ProcessOrigin
 
 Act = Callable[[Any, str, str], Any]
-VOLATILE = {"Date", "LastModified", "CreationDate", "RequestId", "HostId", "ResponseMetadata", "VersionId", "NextVersionIdMarker", "UploadId"}
-UNLIKE = re.compile(r"^(date|server|connection|content-length|last-modified|x-amz-(request-id|id-2|version-id)|x-amzn-requestid|x-tiergate-.*|etag|access-control-.*)$")
+VOLATILE = {
+    "Date",
+    "LastModified",
+    "CreationDate",
+    "RequestId",
+    "HostId",
+    "ResponseMetadata",
+    "VersionId",
+    "NextVersionIdMarker",
+    "UploadId",
+}
+UNLIKE = re.compile(
+    r"^(date|server|connection|content-length|last-modified|x-amz-(request-id|id-2|version-id)|x-amzn-requestid|x-tiergate-.*|etag|access-control-.*)$"
+)
 POLICY = '{"Version":"2012-10-17","Statement":[]}'
 TAGS = {"TagSet": [{"Key": "a", "Value": "b c"}]}
 
@@ -28,7 +40,7 @@ def clients(node: RunningNode, origin: ProcessOrigin) -> Iterator[tuple[Any, Any
 def outcome(act: Callable[[], Any]) -> tuple[int, Any, dict[str, str]]:
     """Status, content and telling headers of a call, or of its error."""
     try:
-        answer = act()
+        answer: Any = act()
     except ClientError as error:
         answer = error.response
     meta = answer["ResponseMetadata"]
@@ -54,10 +66,23 @@ BUCKET_ACTS: list[tuple[str, Act]] = [
     ("put_bucket_policy", lambda s3, b, k: s3.put_bucket_policy(Bucket=b, Policy=POLICY)),
     ("get_bucket_policy", lambda s3, b, k: s3.get_bucket_policy(Bucket=b)),
     ("delete_bucket_policy", lambda s3, b, k: s3.delete_bucket_policy(Bucket=b)),
-    ("put_bucket_lifecycle", lambda s3, b, k: s3.put_bucket_lifecycle_configuration(Bucket=b, LifecycleConfiguration={"Rules": [{"ID": "r", "Status": "Enabled", "Filter": {"Prefix": "never/"}, "Expiration": {"Days": 9}}]})),
+    (
+        "put_bucket_lifecycle",
+        lambda s3, b, k: s3.put_bucket_lifecycle_configuration(
+            Bucket=b,
+            LifecycleConfiguration={
+                "Rules": [{"ID": "r", "Status": "Enabled", "Filter": {"Prefix": "never/"}, "Expiration": {"Days": 9}}]
+            },
+        ),
+    ),
     ("get_bucket_lifecycle", lambda s3, b, k: s3.get_bucket_lifecycle_configuration(Bucket=b)),
     ("delete_bucket_lifecycle", lambda s3, b, k: s3.delete_bucket_lifecycle(Bucket=b)),
-    ("put_bucket_cors", lambda s3, b, k: s3.put_bucket_cors(Bucket=b, CORSConfiguration={"CORSRules": [{"AllowedMethods": ["GET"], "AllowedOrigins": ["*"]}]})),
+    (
+        "put_bucket_cors",
+        lambda s3, b, k: s3.put_bucket_cors(
+            Bucket=b, CORSConfiguration={"CORSRules": [{"AllowedMethods": ["GET"], "AllowedOrigins": ["*"]}]}
+        ),
+    ),
     ("get_bucket_cors", lambda s3, b, k: s3.get_bucket_cors(Bucket=b)),
     ("delete_bucket_cors", lambda s3, b, k: s3.delete_bucket_cors(Bucket=b)),
     ("get_bucket_versioning", lambda s3, b, k: s3.get_bucket_versioning(Bucket=b)),
@@ -68,7 +93,7 @@ BUCKET_ACTS: list[tuple[str, Act]] = [
     ("get_public_access_block", lambda s3, b, k: s3.get_public_access_block(Bucket=b)),
     ("get_object_lock_configuration", lambda s3, b, k: s3.get_object_lock_configuration(Bucket=b)),
     ("list_buckets", lambda s3, b, k: s3.list_buckets()),
-]  # fmt: skip
+]
 
 OBJECT_ACTS: list[tuple[str, Act]] = [
     ("put_object_tagging", lambda s3, b, k: s3.put_object_tagging(Bucket=b, Key=k, Tagging=TAGS)),
@@ -76,18 +101,29 @@ OBJECT_ACTS: list[tuple[str, Act]] = [
     ("delete_object_tagging", lambda s3, b, k: s3.delete_object_tagging(Bucket=b, Key=k)),
     ("put_object_acl", lambda s3, b, k: s3.put_object_acl(Bucket=b, Key=k, ACL="public-read")),
     ("get_object_acl", lambda s3, b, k: s3.get_object_acl(Bucket=b, Key=k)),
-    ("get_object_attributes", lambda s3, b, k: s3.get_object_attributes(Bucket=b, Key=k, ObjectAttributes=["ETag", "ObjectSize"])),
+    (
+        "get_object_attributes",
+        lambda s3, b, k: s3.get_object_attributes(Bucket=b, Key=k, ObjectAttributes=["ETag", "ObjectSize"]),
+    ),
     ("list_object_versions", lambda s3, b, k: s3.list_object_versions(Bucket=b, Prefix=k)),
     ("get_version_null", lambda s3, b, k: s3.head_object(Bucket=b, Key=k, VersionId="null")),
     ("get_version_that_is_not", lambda s3, b, k: s3.head_object(Bucket=b, Key=k, VersionId="nope")),
-    ("select", lambda s3, b, k: s3.select_object_content(Bucket=b, Key=k, Expression="SELECT * FROM S3Object", ExpressionType="SQL", InputSerialization={"CSV": {"FileHeaderInfo": "USE"}}, OutputSerialization={"JSON": {}})),
-]  # fmt: skip
+    (
+        "select",
+        lambda s3, b, k: s3.select_object_content(
+            Bucket=b,
+            Key=k,
+            Expression="SELECT * FROM S3Object",
+            ExpressionType="SQL",
+            InputSerialization={"CSV": {"FileHeaderInfo": "USE"}},
+            OutputSerialization={"JSON": {}},
+        ),
+    ),
+]
 
 
 @pytest.mark.parametrize(("name", "act"), BUCKET_ACTS, ids=[name for name, _ in BUCKET_ACTS])
-def test_operation_on_a_bucket_answers_as_the_origin(
-    clients: tuple[Any, Any], s3: Bucket, name: str, act: Act
-) -> None:
+def test_operation_on_a_bucket_answers_as_the_origin(clients: tuple[Any, Any], s3: Bucket, name: str, act: Act) -> None:
     through, direct = clients
     assert outcome(lambda: act(through, s3.name, "")) == outcome(lambda: act(direct, s3.name, ""))
 
@@ -173,7 +209,9 @@ def test_request_with_an_unknown_header_is_the_origins_and_still_sees_what_is_pe
     for number in range(5):
         key = f"{prefix}{number}"
         s3.put(key, b"pending")
-        assert key in s3.ask(Ask("GET", "/conformance", query_of(prefix=prefix, **{"list-type": "2"}), unknown)).texts("Contents/Key")
+        assert key in s3.ask(Ask("GET", "/conformance", query_of(prefix=prefix, **{"list-type": "2"}), unknown)).texts(
+            "Contents/Key"
+        )
         reply = s3.get(key, unknown)
         assert reply.body == b"pending"
         assert "x-tiergate-tier" not in reply.headers
@@ -181,5 +219,9 @@ def test_request_with_an_unknown_header_is_the_origins_and_still_sees_what_is_pe
 
 def test_headers_that_only_name_the_client_keep_a_request_here(s3: Bucket, prefix: str) -> None:
     s3.put(f"{prefix}o", b"pending")
-    for name, value in (("x-amz-api-version", "2006-03-01"), ("x-amz-user-agent", "x"), ("amz-sdk-request", "attempt=1")):
+    for name, value in (
+        ("x-amz-api-version", "2006-03-01"),
+        ("x-amz-user-agent", "x"),
+        ("amz-sdk-request", "attempt=1"),
+    ):
         assert s3.get(f"{prefix}o", {name: value}).headers["x-tiergate-tier"] == "memory"

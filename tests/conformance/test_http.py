@@ -1,9 +1,8 @@
-"""What is hardly HTTP, or HTTP that few clients send: answered in S3's words or ended, never with a 500, never hanging."""
+"""What is hardly HTTP, or HTTP that few clients send: answered in S3's words or ended; never a 500, never a hang."""
 
 from dataclasses import replace
 
 import pytest
-
 from tests.conformance.rows import Row, aimed, answered, check, goes_on
 from tests.conformance.wire import UNSIGNED, Ask, Bucket, ClosedError, http_chunked
 
@@ -21,16 +20,29 @@ RAW = [
     ("space_in_header_name", b"GET /conformance HTTP/1.1\r\nHo st: h\r\n\r\n", *BAD_REQUEST),
     ("folded_header", b"GET /conformance HTTP/1.1\r\nHost: h\r\nA: b\r\n c\r\n\r\n", *BAD_REQUEST),
     ("nul_in_header", b"GET /conformance HTTP/1.1\r\nHost: h\r\nA: b\x00c\r\n\r\n", *BAD_REQUEST),
-    ("two_lengths", b"PUT /conformance/x HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", *BAD_REQUEST),
-    ("length_and_chunked", b"PUT /conformance/x HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", *BAD_REQUEST),
+    (
+        "two_lengths",
+        b"PUT /conformance/x HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        *BAD_REQUEST,
+    ),
+    (
+        "length_and_chunked",
+        b"PUT /conformance/x HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        *BAD_REQUEST,
+    ),
     ("negative_length", b"PUT /conformance/x HTTP/1.1\r\nHost: h\r\nContent-Length: -5\r\n\r\n", *BAD_REQUEST),
     ("length_no_number", b"PUT /conformance/x HTTP/1.1\r\nHost: h\r\nContent-Length: 0x10\r\n\r\n", *BAD_REQUEST),
     ("long_request_line", b"GET /conformance/" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: h\r\n\r\n", 400, "InvalidURI"),
-    ("long_header", b"GET /conformance HTTP/1.1\r\nHost: h\r\nA: " + b"b" * 70_000 + b"\r\n\r\n", 400, "RequestHeaderSectionTooLarge"),
+    (
+        "long_header",
+        b"GET /conformance HTTP/1.1\r\nHost: h\r\nA: " + b"b" * 70_000 + b"\r\n\r\n",
+        400,
+        "RequestHeaderSectionTooLarge",
+    ),
     ("many_headers", b"GET /conformance HTTP/1.1\r\nHost: h\r\n" + b"A: b\r\n" * 20_000 + b"\r\n", *BAD_REQUEST),
     ("unheard_method", b"BREW /conformance HTTP/1.1\r\nHost: h\r\n\r\n", *BAD_REQUEST),
     ("lower_case_method", b"get /conformance HTTP/1.1\r\nHost: h\r\n\r\n", 400, "BadRequest"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "data", "status", "code"), RAW, ids=[row[0] for row in RAW])
@@ -66,28 +78,60 @@ ROWS = [
     Row("trace_method", replace(GET, method="TRACE"), 405, "MethodNotAllowed"),
     Row("get_with_body", replace(GET, path="/conformance", query="list-type=2&max-keys=0", body=b"surprise"), 200),
     Row("put", PUT, 200),
-    Row("put_http_chunked", replace(PUT, body=http_chunked(b"hello"), length=None, late=[("Transfer-Encoding", "chunked")]), 200),
+    Row(
+        "put_http_chunked",
+        replace(PUT, body=http_chunked(b"hello"), length=None, late=[("Transfer-Encoding", "chunked")]),
+        200,
+    ),
     Row("put_transfer_gzip", replace(PUT, length=None, late=[("Transfer-Encoding", "gzip")]), *BAD_REQUEST),
     Row("range_multi", replace(GET, path="/conformance/fixed", headers={"Range": "bytes=0-1,3-4"}), 200),
-    Row("range_past_the_end", replace(GET, path="/conformance/fixed", headers={"Range": "bytes=10-"}), 416, "InvalidRange"),
-    Row("range_zero_suffix", replace(GET, path="/conformance/fixed", headers={"Range": "bytes=-0"}), 416, "InvalidRange"),
+    Row(
+        "range_past_the_end",
+        replace(GET, path="/conformance/fixed", headers={"Range": "bytes=10-"}),
+        416,
+        "InvalidRange",
+    ),
+    Row(
+        "range_zero_suffix", replace(GET, path="/conformance/fixed", headers={"Range": "bytes=-0"}), 416, "InvalidRange"
+    ),
     Row("part_number_2_of_1", replace(GET, path="/conformance/fixed", query="partNumber=2"), 416, "InvalidPartNumber"),
-    Row("range_and_part_number", replace(GET, path="/conformance/fixed", query="partNumber=1", headers={"Range": "bytes=0-1"}), 400, "InvalidRequest"),
-    Row("headers_64_kib", replace(GET, headers={f"x-filler-{n}": "f" * 6000 for n in range(11)}), 400, "RequestHeaderSectionTooLarge"),
+    Row(
+        "range_and_part_number",
+        replace(GET, path="/conformance/fixed", query="partNumber=1", headers={"Range": "bytes=0-1"}),
+        400,
+        "InvalidRequest",
+    ),
+    Row(
+        "headers_64_kib",
+        replace(GET, headers={f"x-filler-{n}": "f" * 6000 for n in range(11)}),
+        400,
+        "RequestHeaderSectionTooLarge",
+    ),
     Row("metadata_2_kib", replace(PUT, headers={"x-amz-meta-m": "m" * 2040}), 200),
     Row("metadata_too_large", replace(PUT, headers={"x-amz-meta-m": "m" * 2100}), 400, "MetadataTooLarge"),
     Row("http_1_0", replace(GET, path="/conformance/fixed", version="HTTP/1.0"), 200, closes=True),
     Row("http_1_0_put", replace(PUT, version="HTTP/1.0"), 200, closes=True),
     Row("connection_close", replace(GET, path="/conformance/fixed", late=[("Connection", "close")]), 200, closes=True),
-    Row("upgrade_refused", replace(GET, path="/conformance/fixed", late=[("Connection", "Upgrade"), ("Upgrade", "h2c")]), 200),
+    Row(
+        "upgrade_refused",
+        replace(GET, path="/conformance/fixed", late=[("Connection", "Upgrade"), ("Upgrade", "h2c")]),
+        200,
+    ),
     Row("max_keys_word", Ask("GET", "/conformance", "list-type=2&max-keys=ten"), 400, "InvalidArgument"),
     Row("max_keys_negative", Ask("GET", "/conformance", "list-type=2&max-keys=-1"), 400, "InvalidArgument"),
     Row("max_keys_huge", Ask("GET", "/conformance", "list-type=2&max-keys=99999999999"), 400, "InvalidArgument"),
     Row("max_keys_above_1000", Ask("GET", "/conformance", "list-type=2&max-keys=5000"), 200),
-    Row("encoding_type_unknown", Ask("GET", "/conformance", "encoding-type=base64&list-type=2"), 400, "InvalidArgument"),
-    Row("continuation_token_bad", Ask("GET", "/conformance", "continuation-token=nonsense&list-type=2"), 400, "InvalidArgument"),
+    Row(
+        "encoding_type_unknown", Ask("GET", "/conformance", "encoding-type=base64&list-type=2"), 400, "InvalidArgument"
+    ),
+    Row(
+        "continuation_token_bad",
+        Ask("GET", "/conformance", "continuation-token=nonsense&list-type=2"),
+        400,
+        "InvalidArgument",
+    ),
     Row("continuation_token_empty", Ask("GET", "/conformance", "continuation-token=&list-type=2"), 200),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)

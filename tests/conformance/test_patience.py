@@ -1,14 +1,14 @@
-"""Clients that are slow, silent or gone, and answers that cannot be finished: nobody waits for ever, nothing is kept."""
+"""Clients that are slow, silent or gone, and answers that cannot be finished: no wait is endless, nothing is kept."""
 
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-
 from tests.conformance.gateway import CLIENT, checking_node, restart_cold
 from tests.conformance.rows import Row, answered
 from tests.conformance.wire import UNSIGNED, Ask, Bucket
+
 from tiergate.testing.node import RunningNode
 from tiergate.testing.origins import FaultyOrigin, ProcessOrigin, Truncate
 
@@ -95,7 +95,10 @@ def test_reader_that_vanishes_lets_go_of_the_memory(s3: Bucket, hasty: RunningNo
 def test_answer_that_the_origin_breaks_off_is_broken_off_too(origin: ProcessOrigin, prefix: str) -> None:
     """After the head is out, only the end of the connection can tell: never a second answer in the first one's body."""
     body = os.urandom(12 * MIB)
-    with FaultyOrigin(origin.endpoint) as faulty, checking_node(origin, "--origin", faulty.endpoint, "--fill-ahead", "0", "--origin-attempts", "1") as node:
+    with (
+        FaultyOrigin(origin.endpoint) as faulty,
+        checking_node(origin, "--origin", faulty.endpoint, "--fill-ahead", "0", "--origin-attempts", "1") as node,
+    ):
         s3 = Bucket(node, CLIENT, "conformance")
         s3.put(f"{prefix}o", body)
         restart_cold(node)

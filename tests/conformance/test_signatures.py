@@ -5,7 +5,6 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-
 from tests.conformance.gateway import CLIENT
 from tests.conformance.rows import Row, answered, check
 from tests.conformance.wire import (
@@ -46,7 +45,12 @@ ROWS = [
     Row("anonymous_head", get(method="HEAD", signed=False), *DENIED),
     Row("anonymous_put", put(signed=False), *DENIED),
     Row("unsigned_amz_header", get(late=[("x-amz-meta-later", "1")]), *DENIED),
-    Row("garbage_authorization", get(signed=False, late=[("Authorization", "AWS4-HMAC-SHA256 nonsense")]), 400, "AuthorizationHeaderMalformed"),
+    Row(
+        "garbage_authorization",
+        get(signed=False, late=[("Authorization", "AWS4-HMAC-SHA256 nonsense")]),
+        400,
+        "AuthorizationHeaderMalformed",
+    ),
     Row("basic_authorization", get(signed=False, late=[("Authorization", "Basic dTpw")]), 400, "InvalidArgument"),
     Row("presigned", get(presign_s=60), 200),
     Row("presigned_put", put(presign_s=60), 200),
@@ -58,7 +62,12 @@ ROWS = [
     Row("payload_hash_wrong", put(payload="0" * 64), 400, "XAmzContentSHA256Mismatch"),
     Row("payload_hash_no_hash", put(payload="no-hash"), 400, "InvalidArgument"),
     Row("payload_unsigned", put(payload=UNSIGNED), 200),
-    Row("payload_hash_of_document", Ask("POST", "/conformance", "delete=", body=b"<Delete/>", payload="1" * 64), 400, "XAmzContentSHA256Mismatch"),
+    Row(
+        "payload_hash_of_document",
+        Ask("POST", "/conformance", "delete=", body=b"<Delete/>", payload="1" * 64),
+        400,
+        "XAmzContentSHA256Mismatch",
+    ),
 ]
 
 
@@ -101,7 +110,12 @@ def test_presigned_url_for_get_does_not_put(s3: Bucket) -> None:
 
 
 def streamed(payload: str, **headers: str) -> Ask:
-    return Ask("PUT", "/conformance/streamed", headers={"x-amz-decoded-content-length": str(len(BODY)), **headers}, payload=payload)
+    return Ask(
+        "PUT",
+        "/conformance/streamed",
+        headers={"x-amz-decoded-content-length": str(len(BODY)), **headers},
+        payload=payload,
+    )
 
 
 def framed_length(trailers: dict[str, str] | None) -> int:
@@ -123,11 +137,19 @@ SIGNED_CHUNKS: list[tuple[str, dict[str, str] | None, Callable[[bytes], bytes], 
     ("signature_missing", None, lambda body: body.replace(b";chunk-signature=", b";chunk-signatur=", 1), *MISMATCH),
     ("trailer_right", CHECKSUM, same, 200, ""),
     ("trailer_changed", CHECKSUM, lambda body: body.replace(b"crc32:", b"crc32:A", 1), *MISMATCH),
-    ("trailer_signature_missing", CHECKSUM, lambda body: body.replace(b"x-amz-trailer-signature", b"x-amz-trailer-signaturX", 1), 400, "MalformedTrailerError"),
+    (
+        "trailer_signature_missing",
+        CHECKSUM,
+        lambda body: body.replace(b"x-amz-trailer-signature", b"x-amz-trailer-signaturX", 1),
+        400,
+        "MalformedTrailerError",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("name", "trailers", "change", "status", "code"), SIGNED_CHUNKS, ids=[row[0] for row in SIGNED_CHUNKS])
+@pytest.mark.parametrize(
+    ("name", "trailers", "change", "status", "code"), SIGNED_CHUNKS, ids=[row[0] for row in SIGNED_CHUNKS]
+)
 def test_signed_chunks_are_judged(
     s3: Bucket, name: str, trailers: dict[str, str] | None, change: Callable[[bytes], bytes], status: int, code: str
 ) -> None:

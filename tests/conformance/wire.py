@@ -130,9 +130,7 @@ def seal(ask: Ask, authority: str, identity: Identity) -> Sealed:
     return Sealed(b"\r\n".join(lines) + b"\r\n\r\n", signature, timestamp, identity)
 
 
-def _request(
-    method: str, authority: str, path: str, query: str, headers: Mapping[str, str | bytes]
-) -> AWSRequest:
+def _request(method: str, authority: str, path: str, query: str, headers: Mapping[str, str | bytes]) -> AWSRequest:
     url = f"http://{authority}{path}" + (f"?{query}" if query else "")
     text = {name: value.decode() if isinstance(value, bytes) else value for name, value in headers.items()}
     return AWSRequest(method=method, url=url, headers=text)
@@ -368,7 +366,13 @@ class Bucket:
             return wire.ask(ask)
 
     def call(
-        self, method: str, key: str = "", body: bytes = b"", headers: Mapping[str, str | bytes] | None = None, **query: str
+        self,
+        method: str,
+        key: str = "",
+        body: bytes = b"",
+        headers: Mapping[str, str | bytes] | None = None,
+        /,
+        **query: str,
     ) -> Reply:
         path = self.path(key) if key else f"/{self.name}"
         return self.ask(Ask(method, path, query_of(**query), headers or {}, body))
@@ -378,18 +382,18 @@ class Bucket:
         assert reply.status == 200, f"PUT {key!r}: {reply}"
         return reply
 
-    def get(self, key: str, headers: Mapping[str, str | bytes] | None = None, **query: str) -> Reply:
-        return self.call("GET", key, headers=headers, **query)
+    def get(self, key: str, headers: Mapping[str, str | bytes] | None = None, /, **query: str) -> Reply:
+        return self.call("GET", key, b"", headers, **query)
 
-    def head(self, key: str, headers: Mapping[str, str | bytes] | None = None, **query: str) -> Reply:
-        return self.call("HEAD", key, headers=headers, **query)
+    def head(self, key: str, headers: Mapping[str, str | bytes] | None = None, /, **query: str) -> Reply:
+        return self.call("HEAD", key, b"", headers, **query)
 
     def delete(self, key: str) -> Reply:
         reply = self.call("DELETE", key)
         assert reply.status == 204, f"DELETE {key!r}: {reply}"
         return reply
 
-    def page(self, prefix: str = "", **query: str) -> Reply:
+    def page(self, prefix: str = "", /, **query: str) -> Reply:
         reply = self.call("GET", **({"list-type": "2", "prefix": prefix} | query))
         assert reply.status == 200, f"list {prefix!r}: {reply}"
         return reply
@@ -401,7 +405,7 @@ class Bucket:
         return self.page(prefix, delimiter="/").texts("CommonPrefixes/Prefix")
 
     def create_upload(self, key: str, headers: Mapping[str, str | bytes] | None = None) -> str:
-        reply = self.call("POST", key, headers=headers, uploads="")
+        reply = self.call("POST", key, b"", headers, uploads="")
         assert reply.status == 200, str(reply)
         return reply.text("UploadId")
 
@@ -454,9 +458,7 @@ def framed(chunks: Sequence[bytes], trailers: Mapping[str, str] | None = None) -
     return b"".join(pieces) + b"0\r\n" + ends.encode() + b"\r\n"
 
 
-def framed_signed(
-    sealed: Sealed, chunks: Sequence[bytes], trailers: Mapping[str, str] | None = None
-) -> bytes:
+def framed_signed(sealed: Sealed, chunks: Sequence[bytes], trailers: Mapping[str, str] | None = None) -> bytes:
     """A body in signed aws-chunked framing, for the request whose head is `sealed`."""
     previous, pieces = sealed.signature, []
     for chunk in (*chunks, b""):

@@ -14,6 +14,9 @@ from tiergate.testing.origins import MotoOrigin, ProcessOrigin, SeaweedOrigin
 QUICK_RETRIES = ("--origin-attempts", "2", "--origin-backoff", "20ms", "--origin-backoff-max", "200ms")
 """So that what must be tried again is so within a test's patience."""
 
+QUIET = ("--marker-quiet", "1s")
+"""So that a set overwritten in place is taken for whole within a test's patience."""
+
 NODES = pytest.StashKey[list[tuple[RunningNode, int]]]()
 
 
@@ -73,7 +76,7 @@ def proxy(standing_proxy: FaultyOrigin) -> Iterator[FaultyOrigin]:
 
 @pytest.fixture(scope="session")
 def standing_node(standing_proxy: FaultyOrigin) -> Iterator[RunningNode]:
-    with RunningNode(standing_proxy.endpoint, flags=QUICK_RETRIES) as node:
+    with RunningNode(standing_proxy.endpoint, flags=(*QUICK_RETRIES, *QUIET)) as node:
         yield node
 
 
@@ -90,7 +93,7 @@ def start_node(request: pytest.FixtureRequest, proxy: FaultyOrigin) -> Iterator[
     with ExitStack() as stack:
 
         def start(*flags: str, origin: str = "", **options: Any) -> RunningNode:
-            node = RunningNode(origin or proxy.endpoint, flags=(*QUICK_RETRIES, *flags), **options)
+            node = RunningNode(origin or proxy.endpoint, flags=(*QUICK_RETRIES, *QUIET, *flags), **options)
             # Known before it is ready, so that its log shows why it is not.
             request.node.stash.setdefault(NODES, []).append((node, 0))
             return stack.enter_context(node)

@@ -2,9 +2,8 @@
 
 import os
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -17,8 +16,13 @@ from tiergate.testing.rules import Answer, Cut, Gate, Hold, Seen
 
 pytestmark = pytest.mark.parametrize("origin", [MotoOrigin], ids=["moto"], indirect=True)
 
-QUIET = ("--marker-quiet", "1s")
 MARKER = ".metadata"
+
+
+class StartNode(Protocol):
+    """The fixture of that name."""
+
+    def __call__(self, *flags: str, origin: str = "", **options: Any) -> RunningNode: ...
 
 
 def is_marker(key: str) -> bool:
@@ -65,17 +69,6 @@ def writer(s3: Any, bucket: str) -> Writer:
     return Writer(s3, bucket)
 
 
-@pytest.fixture
-def own(start_node: Callable[..., RunningNode]) -> RunningNode:
-    """A node that takes a set for quiet after a second."""
-    return start_node(*QUIET)
-
-
-@pytest.fixture
-def own_writer(own: RunningNode, bucket: str) -> Writer:
-    return Writer(own.client(), bucket)
-
-
 def check_whole(proxy: FaultyOrigin, writer: Writer, direct: Any) -> None:
     """The origin never showed a false marker, and ends with what was acknowledged."""
     assert false_completes(proxy.requests, writer.bucket, writer.acked, is_marker) == []
@@ -88,6 +81,7 @@ def order_of(proxy: FaultyOrigin, bucket: str) -> list[str]:
     return [("" if each.etag else "-") + each.key for each in changes_of(proxy.requests, bucket)]
 
 
+@pytest.mark.semantics("P4.1")
 def test_stock_dcp_save_sends_marker_after_all_shards(
     node: RunningNode, writer: Writer, proxy: FaultyOrigin, direct: Any
 ) -> None:
@@ -99,6 +93,21 @@ def test_stock_dcp_save_sends_marker_after_all_shards(
     assert sent.index(f"step-1/{MARKER}") > max(sent.index(f"step-1/__{index}_0.distcp") for index in range(4))
 
 
+def test_stock_dcp_save_into_fresh_prefix_needs_no_quiet_time(
+    start_node: StartNode, proxy: FaultyOrigin, direct: Any, bucket: str
+) -> None:
+    # The rename of .metadata.tmp deletes its source after the marker is committed. Nothing was replaced, so neither
+    # is the marker withdrawn nor does it wait for quiet, which here would never come.
+    own = start_node("--marker-quiet", "1h")
+    writer = Writer(own.client(), bucket)
+    writer.save("step-1/")
+    own.wait_settled()
+
+    check_whole(proxy, writer, direct)
+    assert f"-step-1/{MARKER}" not in order_of(proxy, bucket)
+
+
+@pytest.mark.semantics("P4.1")
 def test_held_shard_keeps_marker_back_until_it_lands(
     node: RunningNode, writer: Writer, proxy: FaultyOrigin, direct: Any
 ) -> None:
@@ -131,6 +140,7 @@ def test_held_shard_keeps_marker_back_until_it_lands(
     [Answer(500, "InternalError"), Cut(after_origin=True), Answer(503, "SlowDown", after_origin=True)],
     ids=["refused", "answer lost", "done but refused"],
 )
+@pytest.mark.semantics("P4.5")
 def test_shard_that_fails_at_first_is_waited_for(
     node: RunningNode, writer: Writer, proxy: FaultyOrigin, direct: Any, fault: Answer | Cut
 ) -> None:
@@ -170,61 +180,64 @@ def test_multipart_shard_is_visible_before_marker(
     check_whole(proxy, writer, direct)
 
 
+@pytest.mark.semantics("P4.2")
 def test_overwriting_a_committed_set_withdraws_marker_first_and_puts_it_back(
-    own: RunningNode, own_writer: Writer, proxy: FaultyOrigin, direct: Any
+    node: RunningNode, writer: Writer, proxy: FaultyOrigin, direct: Any
 ) -> None:
-    own_writer.save("latest/")
-    own.wait_settled()
-    first = len(order_of(proxy, own_writer.bucket))
+    writer.save("latest/")
+    node.wait_settled()
+    first = len(order_of(proxy, writer.bucket))
     gate = Gate()
     proxy.inject(Hold(gate), operation="PutObject", key="latest/__0_0.distcp")
-    own_writer.save("latest/")
+    writer.save("latest/")
     gate.wait_reached()
-    assert is_missing(direct, own_writer.bucket, f"latest/{MARKER}")
-    assert body_of(own_writer.client, own_writer.bucket, f"latest/{MARKER}")
+    assert is_missing(direct, writer.bucket, f"latest/{MARKER}")
+    assert body_of(writer.client, writer.bucket, f"latest/{MARKER}")
 
     gate.release()
-    own.wait_settled()
+    node.wait_settled()
 
-    check_whole(proxy, own_writer, direct)
-    sent = order_of(proxy, own_writer.bucket)[first:]
+    check_whole(proxy, writer, direct)
+    sent = order_of(proxy, writer.bucket)[first:]
     shards = [f"latest/__{index}_0.distcp" for index in range(4)]
     assert sent.index(f"-latest/{MARKER}") < min(sent.index(shard) for shard in shards)
     assert sent.index(f"latest/{MARKER}") > max(sent.index(shard) for shard in shards)
 
 
+@pytest.mark.semantics("P4.3")
 def test_overwriting_one_shard_only_brings_marker_back_once_quiet(
-    own: RunningNode, own_writer: Writer, proxy: FaultyOrigin, direct: Any
+    node: RunningNode, writer: Writer, proxy: FaultyOrigin, direct: Any
 ) -> None:
-    own_writer.save("latest/")
-    own.wait_settled()
-    first = len(order_of(proxy, own_writer.bucket))
-    marker = own_writer.client.head_object(Bucket=own_writer.bucket, Key=f"latest/{MARKER}")
-    own_writer.put("latest/__3_0.distcp", os.urandom(1000))
-    own.wait_settled()
+    writer.save("latest/")
+    node.wait_settled()
+    first = len(order_of(proxy, writer.bucket))
+    marker = writer.client.head_object(Bucket=writer.bucket, Key=f"latest/{MARKER}")
+    writer.put("latest/__3_0.distcp", os.urandom(1000))
+    node.wait_settled()
 
-    check_whole(proxy, own_writer, direct)
-    assert order_of(proxy, own_writer.bucket)[first:] == [
+    check_whole(proxy, writer, direct)
+    assert order_of(proxy, writer.bucket)[first:] == [
         f"-latest/{MARKER}",
         "latest/__3_0.distcp",
         f"latest/{MARKER}",
     ]
-    again = own_writer.client.head_object(Bucket=own_writer.bucket, Key=f"latest/{MARKER}")
+    again = writer.client.head_object(Bucket=writer.bucket, Key=f"latest/{MARKER}")
     assert (again["ETag"], again["LastModified"]) == (marker["ETag"], marker["LastModified"])
 
 
 def test_overwrite_waits_while_marker_cannot_be_withdrawn(
-    own: RunningNode, own_writer: Writer, proxy: FaultyOrigin, direct: Any
+    node: RunningNode, writer: Writer, proxy: FaultyOrigin, direct: Any
 ) -> None:
-    own_writer.save("latest/")
-    own.wait_settled()
+    writer.save("latest/")
+    node.wait_settled()
     proxy.inject(Answer(503, "SlowDown"), operation="DeleteObject", key=f"latest/{MARKER}", times=4)
-    own_writer.save("latest/")
-    own.wait_settled()
-    check_whole(proxy, own_writer, direct)
+    writer.save("latest/")
+    node.wait_settled()
+    check_whole(proxy, writer, direct)
 
 
 @pytest.mark.parametrize("order", ["marker last", "marker first", "by DeleteObjects"])
+@pytest.mark.semantics("P4.4")
 def test_deleting_a_set_takes_marker_first_in_whatever_order(
     node: RunningNode, writer: Writer, proxy: FaultyOrigin, direct: Any, order: str
 ) -> None:
@@ -247,6 +260,7 @@ def test_deleting_a_set_takes_marker_first_in_whatever_order(
     assert order_of(proxy, writer.bucket)[first] == f"-old/{MARKER}"
 
 
+@pytest.mark.semantics("P4.6")
 def test_delete_cancels_an_upload_not_begun(
     node: RunningNode, writer: Writer, proxy: FaultyOrigin, direct: Any
 ) -> None:
@@ -265,7 +279,7 @@ def test_delete_cancels_an_upload_not_begun(
 
 
 def test_random_saves_overwrites_and_deletes_under_faults_keep_the_promise(
-    own: RunningNode, own_writer: Writer, proxy: FaultyOrigin, direct: Any
+    node: RunningNode, writer: Writer, proxy: FaultyOrigin, direct: Any
 ) -> None:
     chance = random.Random(f"fence {os.environ.get('TIERGATE_TEST_SEED', '1')}")
 
@@ -279,11 +293,11 @@ def test_random_saves_overwrites_and_deletes_under_faults_keep_the_promise(
         prefix = chance.choice(["a/", "b/", "a/deep/"])
         what = chance.random()
         if what < 0.6:
-            own_writer.save(prefix, shards=3, size=chance.randrange(1, 50_000))
+            writer.save(prefix, shards=3, size=chance.randrange(1, 50_000))
         elif what < 0.8:
-            own_writer.put(f"{prefix}__1_0.distcp", chance.randbytes(1000))
+            writer.put(f"{prefix}__1_0.distcp", chance.randbytes(1000))
         else:
-            for key in [key for key in own_writer.data if key.startswith(prefix)]:
-                own_writer.delete(key)
-    own.wait_settled()
-    check_whole(proxy, own_writer, direct)
+            for key in [key for key in writer.data if key.startswith(prefix)]:
+                writer.delete(key)
+    node.wait_settled()
+    check_whole(proxy, writer, direct)

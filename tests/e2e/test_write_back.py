@@ -41,6 +41,7 @@ def test_put_acknowledged_from_memory_is_in_origin_with_same_bytes_and_headers(
     assert head["Metadata"]["step"] == "7"
 
 
+@pytest.mark.semantics("P6.1")
 def test_object_is_the_same_before_and_after_write_back(
     node: RunningNode, s3: Any, proxy: FaultyOrigin, bucket: str
 ) -> None:
@@ -157,6 +158,7 @@ def test_aborted_multipart_leaves_nothing_anywhere(node: RunningNode, s3: Any, d
     assert is_missing(s3, bucket, "big")
 
 
+@pytest.mark.semantics("P1.2")
 def test_forwarded_tagging_of_a_dirty_object_writes_it_back_first(
     node: RunningNode, s3: Any, direct: Any, bucket: str
 ) -> None:

@@ -62,7 +62,7 @@ class World:
     history: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     going: dict[str, Pending] = field(default_factory=dict)
     granted: dict[str, dict[str, str]] = field(default_factory=dict)
-    """For each key, what was acknowledged last of every key when it was let go."""
+    """For each key, what was acknowledged last of every key when it was let go into the origin."""
     now_s: float = 100.0
     count: int = 0
 
@@ -102,7 +102,8 @@ class World:
         if write.base != NO_BASE:
             await self.clear_way(write)
         self.going[key] = write
-        self.granted[key] = {other: commits[-1][1] for other, commits in self.history.items()}
+        if write.kind is Kind.PUT:
+            self.granted[key] = {other: commits[-1][1] for other, commits in self.history.items()}
 
     async def clear_way(self, write: Pending) -> None:
         """Withdraw the markers whose set changes: of a deletion those of the innermost set, else all."""

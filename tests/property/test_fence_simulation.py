@@ -2,8 +2,8 @@
 an origin in memory whose every step the test orders, loses, or answers to nobody.
 
 At every instant: if a marker stands in the origin, every object of its set that was committed before it and not
-deleted since stands there too, with bytes acknowledged at or after its commit. In the end the origin is what was
-acknowledged.
+deleted since stands there too, with bytes acknowledged at or after its commit; and no member of its set is replaced
+while it stands. In the end the origin is what was acknowledged.
 """
 
 import asyncio
@@ -86,6 +86,7 @@ class World:
         self.origin = ModelOrigin(self.check)
         self.history: dict[str, list[tuple[int, str]]] = {}
         self.bytes_of: dict[str, bytes] = {}
+        self.stood: dict[ObjectName, str] = {}
         self.count = 0
         self.runner: asyncio.Task[None] | None = None
         self.uploader: Uploader | None = None
@@ -222,6 +223,22 @@ class World:
             if held.uid:
                 assert held.data == self.bytes_of[held.uid]
 
+        for name, etag in self.stood.items():
+            now = self.origin.objects.get(name)
+            if now is not None and now.etag != etag:
+                self.check_replaced(name)
+        self.stood = {name: held.etag for name, held in self.origin.objects.items()}
+
+    def check_replaced(self, name: ObjectName) -> None:
+        role = self.role_of(name.key)
+        if role is Role.POINTER:
+            return
+        for marker in self.origin.objects:
+            scope = scope_of(marker.key)
+            is_beside = role is Role.MARKER and scope == scope_of(name.key)
+            if self.role_of(marker.key) is Role.MARKER and name.key.startswith(scope) and not is_beside:
+                raise AssertionError(f"{name.key} was replaced while {marker.key} stood")
+
     def check_marker(self, marker: str, uid: str) -> None:
         committed = next(revision for revision, known in self.history[marker] if known == uid)
         for key, commits in self.history.items():
@@ -290,9 +307,7 @@ def scripts(draw: st.DrawFn) -> list[Action]:
     indices: st.SearchStrategy[str | int] = st.integers(0, 3)
     some_keys: st.SearchStrategy[str | int] = st.sampled_from(keys)
     action = st.sampled_from(OFTEN).flatmap(
-        lambda what: st.tuples(
-            st.just(what), some_keys if what in ("put", "delete") else indices, st.integers(0, 3)
-        )
+        lambda what: st.tuples(st.just(what), some_keys if what in ("put", "delete") else indices, st.integers(0, 3))
     )
     return draw(st.lists(action, min_size=draw(st.integers(1, 30)), max_size=40))
 
@@ -442,6 +457,19 @@ async def test_marker_disturbed_while_it_waits_its_turn_waits_for_quiet() -> Non
             made.origin.let(calls[0])
             await made.idle()
         assert ObjectName(BUCKET, "run/1/.metadata") not in made.origin.objects
+        await made.settle()
+        made.check_end()
+
+
+async def test_replaced_member_waits_for_a_marker_on_its_way() -> None:
+    async with running() as made:
+        await made.put("run/1/a", 1)
+        await made.settle()
+        await made.put("run/1/.metadata", 1)
+        await made.idle()
+        await made.put("run/1/a", 0)
+        await made.idle()
+        assert [(call.operation, call.name.key) for call in made.origin.open_calls()] == [("put", "run/1/.metadata")]
         await made.settle()
         made.check_end()
 

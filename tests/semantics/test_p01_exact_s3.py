@@ -49,9 +49,7 @@ def test_refusals_carry_codes_of_s3(s3: Any, bucket: str) -> None:
     def complete_with_unknown_part() -> None:
         upload_id = s3.create_multipart_upload(Bucket=bucket, Key="k")["UploadId"]
         parts = [{"PartNumber": 1, "ETag": '"00000000000000000000000000000000"'}]
-        s3.complete_multipart_upload(
-            Bucket=bucket, Key="k", UploadId=upload_id, MultipartUpload={"Parts": parts}
-        )
+        s3.complete_multipart_upload(Bucket=bucket, Key="k", UploadId=upload_id, MultipartUpload={"Parts": parts})
 
     s3.put_object(Bucket=bucket, Key="there", Body=b"123")
     assert refusal(lambda: s3.get_object(Bucket=bucket, Key="none")) == (404, "NoSuchKey")
@@ -66,9 +64,7 @@ def test_refusals_carry_codes_of_s3(s3: Any, bucket: str) -> None:
 
 
 @pytest.mark.semantics("P1.5")
-def test_request_that_this_node_sent_is_refused(
-    node: RunningNode, s3: Any, proxy: FaultyOrigin, bucket: str
-) -> None:
+def test_request_that_this_node_sent_is_refused(node: RunningNode, s3: Any, proxy: FaultyOrigin, bucket: str) -> None:
     s3.put_bucket_cors(Bucket=bucket, CORSConfiguration=CORS)
     via = proxy.requests[-1].headers["x-tiergate-via"]
     refused = node.metric("tiergate_http_refused_loops_total")
@@ -95,9 +91,7 @@ def test_delete_of_bucket_with_dirty_object_is_refused_as_not_empty(
 
 
 @pytest.mark.semantics("P1.7")
-def test_write_into_versioned_bucket_goes_through_and_shows_version(
-    s3: Any, direct: Any, bucket: str
-) -> None:
+def test_write_into_versioned_bucket_goes_through_and_shows_version(s3: Any, direct: Any, bucket: str) -> None:
     direct.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
     answers = [s3.put_object(Bucket=bucket, Key="k", Body=data) for data in (b"first", b"second")]
     assert [ack_of(answer) for answer in answers] == ["origin", "origin"]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
-
 from tests.semantics.conftest import SMALL, StartNode
+
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import RunningNode
 from tiergate.testing.objects import ack_of, body_of, is_missing, keys_of, uploads_of

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-
 from tests.semantics.conftest import SMALL, StartNode
+
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import RunningNode
 from tiergate.testing.objects import body_of, is_missing, keys_of, listed, refusal
@@ -111,9 +111,7 @@ def test_listing_merges_both_into_exact_pages(
 
 
 @pytest.mark.semantics("P3.4")
-def test_change_behind_the_gateway_is_seen_once_revalidated(
-    start_node: StartNode, direct: Any, bucket: str
-) -> None:
+def test_change_behind_the_gateway_is_seen_once_revalidated(start_node: StartNode, direct: Any, bucket: str) -> None:
     node = start_node("--revalidate", "300ms")
     client = node.client()
     client.put_object(Bucket=bucket, Key="k", Body=b"ours")
@@ -130,9 +128,7 @@ def test_of_concurrent_creations_exactly_one_succeeds(node: RunningNode, bucket:
 
     def create(numbered: tuple[int, Any]) -> tuple[int, str] | None:
         number, client = numbered
-        return refusal(
-            lambda: client.put_object(Bucket=bucket, Key="k", Body=f"{number}".encode(), IfNoneMatch="*")
-        )
+        return refusal(lambda: client.put_object(Bucket=bucket, Key="k", Body=f"{number}".encode(), IfNoneMatch="*"))
 
     with ThreadPoolExecutor(len(clients)) as pool:
         refusals = list(pool.map(create, enumerate(clients)))

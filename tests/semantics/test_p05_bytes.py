@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import BotoCoreError, ClientError
-from urllib3.exceptions import HTTPError
-
 from tests.semantics.conftest import SMALL, StartNode
 from tests.semantics.test_p03_read_after_write import evict
+from urllib3.exceptions import HTTPError
+
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import RunningNode
 from tiergate.testing.objects import body_of, refusal

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from boto3.s3.transfer import TransferConfig
-
 from tests.semantics.conftest import StartNode
+
 from tiergate.testing.node import RunningNode
 from tiergate.testing.objects import body_of, listed, refusal
 
@@ -16,9 +16,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.semantics("P6.3")
-def test_node_without_memory_shows_identity_that_another_gave(
-    start_node: StartNode, direct: Any, bucket: str
-) -> None:
+def test_node_without_memory_shows_identity_that_another_gave(start_node: StartNode, direct: Any, bucket: str) -> None:
     first = start_node()
     client = first.client()
     client.put_object(Bucket=bucket, Key="k", Body=os.urandom(6 * MIB), ContentType="a/b", Metadata={"step": "7"})
@@ -60,9 +58,7 @@ def test_etag_is_md5_of_small_bodies_only(node: RunningNode, s3: Any, bucket: st
 
 
 @pytest.mark.semantics("P6.6")
-def test_multipart_object_of_exact_parts_has_etag_of_s3(
-    node: RunningNode, s3: Any, direct: Any, bucket: str
-) -> None:
+def test_multipart_object_of_exact_parts_has_etag_of_s3(node: RunningNode, s3: Any, direct: Any, bucket: str) -> None:
     data = os.urandom(12 * MIB)
     config = TransferConfig(multipart_threshold=MIB, multipart_chunksize=5 * MIB)
     s3.upload_fileobj(io.BytesIO(data), bucket, "k", Config=config)

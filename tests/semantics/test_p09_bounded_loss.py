@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-
 from tests.semantics.conftest import SMALL, StartNode
+
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import RunningNode
 from tiergate.testing.objects import ack_of, body_of
@@ -18,8 +18,10 @@ OLDEST = "tiergate_writeback_oldest_pending_seconds"
 
 
 def taken_bytes(folder: Path) -> int:
-    """What the files of a folder take up."""
-    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+    """What slabs and databases of a memory folder take up."""
+    files = [folder / "slabs" / "slabs", *folder.rglob("data.mdb")]
+    assert len(files) == 3
+    return sum(path.stat().st_blocks * 512 for path in files)
 
 
 @pytest.mark.semantics("P9.1", "P9.2")

@@ -7,8 +7,8 @@ from http.client import HTTPConnection
 from typing import Any
 
 import pytest
-
 from tests.semantics.conftest import StartNode
+
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import Victim
 from tiergate.testing.objects import body_of, listed, uploads_of
@@ -52,9 +52,7 @@ def test_kill_loses_nothing_acknowledged_and_no_identity(
 
 
 @pytest.mark.semantics("P11.3")
-def test_body_in_the_middle_gives_its_memory_back_when_its_process_dies(
-    start_node: StartNode, bucket: str
-) -> None:
+def test_body_in_the_middle_gives_its_memory_back_when_its_process_dies(start_node: StartNode, bucket: str) -> None:
     node = start_node()
     node.client().put_object(Bucket=bucket, Key="first", Body=b"data")
     node.wait_settled()

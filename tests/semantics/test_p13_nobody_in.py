@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.semantics.conftest import StartNode
+
 from tiergate.testing.node import RunningNode
 from tiergate.testing.objects import body_of, refusal
 from tiergate.testing.origins import s3_client
@@ -67,11 +67,13 @@ def test_node_open_to_others_without_credentials_does_not_start(tmp_path: Path, 
 @pytest.mark.semantics("P13.4")
 def test_admin_paths_are_buckets_on_the_s3_address(node: RunningNode, s3: Any) -> None:
     connection = HTTPConnection(node.endpoint.removeprefix("http://"), timeout=10)
-    for method, path in (("GET", "healthz"), ("GET", "status"), ("GET", "metrics"), ("POST", "retry")):
-        connection.request(method, f"/{path}")
+    for path in ("healthz", "readyz", "status", "metrics"):
+        connection.request("GET", f"/{path}")
         answer = connection.getresponse()
         body = answer.read()
-        assert 400 <= answer.status < 500, path
-        assert body.startswith(b"<?xml"), path
-        assert b"<Error><Code>" in body, path
+        assert (answer.status, b"<Code>NoSuchBucket</Code>" in body) == (404, True), path
+    connection.request("POST", "/retry")
+    answer = connection.getresponse()
+    assert answer.status >= 400
+    assert b"released" not in answer.read()
     connection.close()

@@ -24,15 +24,15 @@ def numbers_in(path: Path) -> Iterator[str]:
                 yield from (ast.literal_eval(each) for each in mark.args)
 
 
-def tested() -> set[str]:
+def numbers_tested() -> set[str]:
     return {number for path in TESTS.rglob("test_*.py") for number in numbers_in(path)}
 
 
 def test_every_sentence_has_a_test_and_every_marked_test_a_sentence() -> None:
     sentences = set(NUMBERED.findall(SENTENCES.read_text()))
     assert sentences
-    assert sentences - tested() == set(), "sentences without a test"
-    assert tested() - sentences == set(), "tests without a sentence"
+    assert sentences - numbers_tested() == set(), "sentences without a test"
+    assert numbers_tested() - sentences == set(), "tests without a sentence"
 
 
 def test_sentences_are_numbered_in_order_within_their_promise() -> None:

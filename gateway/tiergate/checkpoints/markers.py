@@ -32,6 +32,11 @@ POINTER_PATTERNS = ("experiment_state-*.json",)
 .metadata.json is no sign of anything: it holds what the user says of a checkpoint, written before or after.)"""
 
 
+STAGING_SUFFIX = ".tmp"
+"""A marker in the making: torch.distributed.checkpoint writes `.metadata.tmp` and renames it, which in S3 is a copy and a
+deletion. It is ordered like a marker, but it is no member of the set: its going takes nothing from it."""
+
+
 def scope_of(key: str) -> str:
     """The prefix a key's fence looks at: its parent prefix with the slash, empty at the root of the bucket."""
     return key[: key.rfind("/") + 1]
@@ -56,6 +61,10 @@ class Markers:
 
     def role_of(self, name: ObjectName, size_bytes: int) -> Role:
         """How the fence treats an object."""
+        if name.key.endswith(STAGING_SUFFIX):
+            staged = ObjectName(name.bucket, name.key.removesuffix(STAGING_SUFFIX))
+            if staged.key and self.role_of(staged, size_bytes) is Role.MARKER:
+                return Role.POINTER
         key = name.key
         file_name = key[key.rfind("/") + 1 :]
         if file_name in POINTER_NAMES or _matches(file_name, POINTER_PATTERNS):

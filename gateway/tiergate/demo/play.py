@@ -16,7 +16,7 @@ from rich.table import Table
 from torch.distributed.checkpoint.api import CheckpointException
 
 from tiergate.clock import Clock, SystemClock
-from tiergate.demo.training import MARKER, Store, Trainer, differences, frozen, load, save
+from tiergate.demo.training import MARKER, Store, Trainer, differences, frozen, load, save, tensors_count
 from tiergate.testing.node import NodeEndedError, RunningNode
 from tiergate.testing.origins import FaultyOrigin, Gate, Hold, MotoOrigin
 
@@ -25,8 +25,9 @@ MEMORY_LIMIT_BYTES = 384 << 20
 SHARDS_LET_THROUGH_COUNT = 2
 """How many shards of the second checkpoint reach the origin before the node dies."""
 
-WRITE_BACK_TIMEOUT_S = 30.0
+WRITE_BACK_TIMEOUT_S = 120.0
 _SHARED_MEMORY = Path("/dev/shm")
+_WRITES = ("PUT", "POST")
 
 
 class _NotShownError(Exception):
@@ -93,11 +94,16 @@ class Play:
                         proxy.endpoint,
                         memory_limit=str(MEMORY_LIMIT_BYTES),
                         memory_dir=memory / "node",
-                        flags=("--marker-quiet", "2s"),  # nobody else writes here, so a set is soon known to be left alone
+                        flags=(
+                            "--marker-quiet",
+                            "2s",
+                        ),  # nobody else writes here, so a set is soon known to be left alone
                     )
                 )
                 origin.client().create_bucket(Bucket=BUCKET)
-            self._console.print(f"    origin {origin.endpoint}, node {node.endpoint}, memory {memory}", style="dim")
+            self._console.print(
+                f"    origin {origin.endpoint}, node {node.endpoint}, memory {memory}", style="dim", soft_wrap=True
+            )
             try:
                 self._acts(origin, proxy, node)
             except failures():
@@ -113,20 +119,25 @@ class Play:
         before = self._train_and_save(trainer, node, first)
         self._write_back(node, origin, first)
 
-        gate = Gate()
+        gate, gate_after_death = Gate(), Gate()
         _hold_after_some_shards(proxy, gate, second)
         after = self._train_and_save(trainer, node, second)
         whole = _held(node.client(), second)
         self._kill(node, origin, gate, second, whole)
+        # What the dead node had on the wire stays at the first gate: its connections broke with it.
+        proxy.heal()
+        proxy.inject(Hold(gate_after_death), where=lambda seen: seen.method in _WRITES, times=None)
         with self._act("restart the node on the memory it left behind"):
             node.restart()
-        self._row("node restarted", "RAM", str(len(whole.files)), whole.size, "nothing acknowledged is lost")
+        here = _held(node.client(), second)
+        if here.files != whole.files:
+            raise _NotShownError("the restarted node does not show all that was acknowledged")
+        self._row("node restarted", "node's RAM", str(len(here.files)), here.size, "all still there")
 
         self._restore(_store(node.endpoint), second, after, "node's RAM")
         if _held(origin.client(), second).has_marker:
             raise _NotShownError("the origin had the whole checkpoint before it was restored from the node")
-        gate.release()
-        proxy.heal()
+        gate_after_death.release()
         self._write_back(node, origin, second)
         _check_marker_came_last(proxy, second)
 
@@ -165,7 +176,7 @@ class Play:
         there, here = _held(origin.client(), step), _held(node.client(), step)
         if there.files != here.files:
             raise _NotShownError(f"the origin does not hold what the node shows of step {step}")
-        self._row(f"step {step} written back", "origin", str(len(there.files)), there.size, "plain objects, same keys")
+        self._row(f"step {step} written back", "origin", str(len(there.files)), there.size, "plain objects")
 
     def _kill(self, node: RunningNode, origin: MotoOrigin, gate: Gate, step: int, whole: _Holding) -> None:
         with self._act("kill the node with SIGKILL in the middle of write-back"):
@@ -179,14 +190,14 @@ class Play:
         if there.has_marker or len(there.files) >= len(whole.files):
             raise _NotShownError("the node was not killed in the middle of write-back")
         counts = f"{len(there.files)} of {len(whole.files)}"
-        self._row("node killed (SIGKILL)", "origin", counts, there.size, f"no {MARKER}: no reader takes it for whole")
+        self._row("node killed", "origin", counts, there.size, f"no {MARKER} yet")
 
     def _restore(self, store: Store, step: int, expected: dict[str, object], where: str) -> None:
         with self._act(f"restore step {step} from the {where} into a new model"):
             found = load(_uri(step), store)
         wrong = differences(expected, frozen(found))
         self._wrong += [f"step {step} from the {where}: {line}" for line in wrong]
-        outcome = f"{len(wrong)} DIFFERENCES" if wrong else f"{len(expected)} tensors and settings identical"
+        outcome = f"{len(wrong)} DIFFERENCES" if wrong else f"{tensors_count(expected)} tensors equal"
         self._row(f"step {step} restored", where, "", "", outcome)
 
     # -- what the audience sees
@@ -196,18 +207,22 @@ class Play:
         with self._console.status(title):
             yield
         self._took_s = self._clock.monotonic_s() - started_s
-        self._console.print(f"[green]✓[/] {title} [dim]({self._took_s:.1f} s)[/]")
+        self._console.print(f"[green]✓[/] {title} [dim]({self._took_s:.1f} s)[/]", soft_wrap=True)
 
     @contextmanager
     def _bar(self, title: str, total: float) -> Iterator[tuple[Progress, Any]]:
         columns = (TextColumn("  {task.description}"), BarColumn(), TextColumn("{task.fields[note]}"))
         started_s = self._clock.monotonic_s()
-        with Progress(*columns, TimeElapsedColumn(), console=self._console, transient=True) as progress:
+        is_seen = self._console.is_terminal
+        with Progress(
+            *columns, TimeElapsedColumn(), console=self._console, transient=True, disable=not is_seen
+        ) as progress:
             task = progress.add_task(title, total=total, note="")
             yield progress, task
             note = str(progress.tasks[0].fields["note"])
         self._took_s = self._clock.monotonic_s() - started_s
-        self._console.print(f"[green]✓[/] {title} [dim]({', '.join(filter(None, (note, f'{self._took_s:.1f} s')))})[/]")
+        told = ", ".join(filter(None, (note, f"{self._took_s:.1f} s")))
+        self._console.print(f"[green]✓[/] {title} [dim]({told})[/]", soft_wrap=True)
 
     def _row(self, event: str, where: str, objects: str, size: str, outcome: str) -> None:
         self._rows.append(_Row(event, where, objects, size, f"{self._took_s:.2f} s", outcome))
@@ -247,14 +262,13 @@ def _held(client: Any, step: int) -> _Holding:
 def _hold_after_some_shards(proxy: FaultyOrigin, gate: Gate, step: int) -> None:
     """From now on a few shards of a checkpoint pass to the origin; the others and the marker wait at the gate."""
     shard, marker = f"{_prefix(step)}/__", f"{_prefix(step)}/{MARKER}"
-    writes = ("PUT", "POST")
     proxy.inject(
         Hold(gate),
-        where=lambda seen: seen.method in writes and seen.key.startswith(shard),
+        where=lambda seen: seen.method in _WRITES and seen.key.startswith(shard),
         nth=SHARDS_LET_THROUGH_COUNT + 1,
         times=None,
     )
-    proxy.inject(Hold(gate), where=lambda seen: seen.method in writes and seen.key.startswith(marker), times=None)
+    proxy.inject(Hold(gate), where=lambda seen: seen.method in _WRITES and seen.key.startswith(marker), times=None)
 
 
 def _check_marker_came_last(proxy: FaultyOrigin, step: int) -> None:

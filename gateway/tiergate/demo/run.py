@@ -62,7 +62,7 @@ def _steps(word: str) -> int:
 
 def _one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return lines[0].rstrip(": {") if lines else type(error).__name__
 
 
 @contextmanager

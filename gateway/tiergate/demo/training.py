@@ -4,14 +4,16 @@ import inspect
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
+from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 
 CONTEXT_CHARACTERS = 64
 BATCH_COUNT = 8
@@ -104,9 +106,9 @@ def save(state: dict[str, Any], uri: str, store: Store) -> None:
     Raises:
         CheckpointException: (a BaseException) it failed.
     """
-    options = store.s3fs_options
     with _as_one_process():
-        dcp.save(state, storage_writer=FsspecWriter(uri, thread_count=SHARDS_COUNT, **options))
+        writer = FsspecWriter(uri, thread_count=SHARDS_COUNT, **store.s3fs_options)
+        save_checkpoint(state, storage_writer=writer)
 
 
 def load(uri: str, store: Store) -> dict[str, Any]:
@@ -117,7 +119,7 @@ def load(uri: str, store: Store) -> dict[str, Any]:
     """
     state = Trainer(seed=1_000_003).state()
     with _as_one_process():
-        dcp.load(state, storage_reader=FsspecReader(uri, **store.s3fs_options))
+        load_checkpoint(state, storage_reader=FsspecReader(uri, **store.s3fs_options))
     return state
 
 
@@ -142,9 +144,12 @@ def differences(expected: Mapping[str, object], found: Mapping[str, object]) -> 
     """Compare two states by path: what is missing, what is too much, what is not the same bit for bit."""
     wrong = [f"{path} is missing" for path in expected if path not in found]
     wrong += [f"{path} is too much" for path in found if path not in expected]
-    return wrong + [
-        f"{path} differs" for path in expected if path in found and not _same(expected[path], found[path])
-    ]
+    return wrong + [f"{path} differs" for path in expected if path in found and not _same(expected[path], found[path])]
+
+
+def tensors_count(state: Mapping[str, object]) -> int:
+    """How many of the values are tensors."""
+    return sum(isinstance(value, Tensor) for value in state.values())
 
 
 def _same(one: object, other: object) -> bool:
@@ -160,9 +165,9 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
-class _as_one_process(warnings.catch_warnings):  # noqa: N801 - used as a function
+@contextmanager
+def _as_one_process() -> Iterator[None]:
     """Keeps torch from warning that it is not distributed, which the demo knows."""
-
-    def __enter__(self) -> None:
-        super().__enter__()
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield

@@ -100,7 +100,13 @@ class Reads:
             if wanted is not None:
                 start, end = wanted
                 status = 206
-        headers, _ = render(call.operation, self._members(call, version, whole=status == 200))
+        headers, _ = render(call.operation, self._members(version))
+        if status == 200 and call.params.get("ChecksumMode") == "ENABLED" and version.checksums:
+            # A range never carries the whole object's checksum: SDKs would compare it with the range. The names are
+            # the origin's: it may know an algorithm that no model here has.
+            headers |= {f"x-amz-checksum-{algorithm}": value for algorithm, value in version.checksums.items()}
+            if version.checksum_type:
+                headers["x-amz-checksum-type"] = version.checksum_type
         if status == 206 and version.size_bytes:
             headers["content-range"] = content_range(start, end, version.size_bytes)
         if number is not None and version.multipart:
@@ -113,7 +119,7 @@ class Reads:
                 headers[name] = override
         return status, headers, start, end
 
-    def _members(self, call: Call, version: Version, whole: bool) -> dict[str, Any]:
+    def _members(self, version: Version) -> dict[str, Any]:
         members: dict[str, Any] = {
             "AcceptRanges": "bytes",
             "ETag": version.etag,
@@ -122,11 +128,6 @@ class Reads:
         }
         if version.tagging:
             members["TagCount"] = version.tagging.count("&") + 1
-        if whole and call.params.get("ChecksumMode") == "ENABLED" and version.checksums:
-            # A range never carries the whole object's checksum: SDKs would compare it with the range.
-            for algorithm, value in version.checksums.items():
-                members[f"Checksum{algorithm.upper()}"] = value
-            members["ChecksumType"] = version.checksum_type
         return members
 
 

@@ -162,6 +162,7 @@ def object_of(headers: Mapping[str, str], size_bytes: int) -> OriginObject:
     stamp = read_stamp(metadata)
     checksums = {name[len(_CHECKSUM) :]: text for name, text in headers.items() if name.startswith(_CHECKSUM)}
     checksum_type = checksums.pop("type", "")
+    checksums.pop("algorithm", None)  # not AWS's, but some servers name the upload's algorithm here
     return OriginObject(
         etag=etag,
         size_bytes=size_bytes,

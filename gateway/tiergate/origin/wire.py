@@ -59,8 +59,9 @@ class _Payload(aiohttp.Payload):
 
     async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
         self._transport = writer.transport
-        pieces = self._stream.chunks()
+        pieces: AsyncIterator[bytes | memoryview] | None = None
         try:
+            pieces = self._begin()  # may fail: a source that can be read once only is asked again after a failed try
             sent = 0
             async for piece in self._guarded(pieces):
                 if self._unneeded:
@@ -81,6 +82,13 @@ class _Payload(aiohttp.Payload):
             close = getattr(pieces, "aclose", None)
             if close is not None:
                 await close()
+
+    def _begin(self) -> AsyncIterator[bytes | memoryview]:
+        try:
+            return self._stream.chunks()
+        except Exception as error:
+            self.source_error = error
+            raise
 
     async def _guarded(self, pieces: AsyncIterator[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
         try:

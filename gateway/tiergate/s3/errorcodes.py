@@ -126,8 +126,7 @@ ERROR_CODES: Mapping[str, tuple[int, str]] = {
     "MalformedPolicy": (400, "Your policy contains a principal that is not valid."),
     "MalformedTrailerError": (
         400,
-        "The request contained trailing data that was not well-formed or did not conform "
-        "to our published schema.",
+        "The request contained trailing data that was not well-formed or did not conform to our published schema.",
     ),
     "MalformedXML": (
         400,
@@ -245,8 +244,7 @@ ERROR_CODES: Mapping[str, tuple[int, str]] = {
     "InvalidBucketState": (409, "The request is not valid for the current state of the bucket."),
     "OperationAborted": (
         409,
-        "A conflicting conditional operation is currently in progress against this "
-        "resource. Please try again.",
+        "A conflicting conditional operation is currently in progress against this resource. Please try again.",
     ),
     "ObjectAlreadyInActiveTierError": (403, "This object is already in the active tier."),
     "RestoreAlreadyInProgress": (409, "Object restore is already in progress"),

@@ -101,10 +101,7 @@ class Admin:
                 "oldest_age_s": round(now_s - oldest_s, 3) if oldest_s is not None else 0.0,
                 "in_flight": self._uploader.in_flight_count,
                 "writes": [shown(write, now_s) for write in pending[:SHOWN_COUNT]],
-                "fenced": [
-                    shown(write, now_s) | {"waits": str(blocked)}
-                    for write, blocked in held_back[:SHOWN_COUNT]
-                ],
+                "fenced": [shown(write, now_s) | {"waits": str(blocked)} for write, blocked in held_back[:SHOWN_COUNT]],
                 "quarantined": [
                     shown(write, now_s) | {"reason": write.quarantined} for write in quarantined[:SHOWN_COUNT]
                 ],
@@ -128,10 +125,7 @@ class Admin:
             metrics.quarantined_writes.reading(sum(1 for write in pending if write.quarantined)),
             metrics.directory_uploads.reading(counts["uploads"]),
             *(metrics.pending_writes.reading(count, kind) for kind, count in kinds.items()),
-            *(
-                metrics.directory_objects.reading(counts[state], state)
-                for state in ("dirty", "clean", "tombstone")
-            ),
+            *(metrics.directory_objects.reading(counts[state], state) for state in ("dirty", "clean", "tombstone")),
         ]
 
 

@@ -72,7 +72,7 @@ def standard_headers(request_id: str, node_id: str) -> dict[str, str]:
 def protocol_error(status: int, exc: BaseException | None, line_limit_bytes: int) -> Exception:
     """S3's word for what the HTTP parser refuses."""
     if isinstance(exc, LineTooLong):
-        limit_bytes = exc.args[1]
+        limit_bytes = exc.args[1] if exc.args else line_limit_bytes
         return header_too_large() if limit_bytes != line_limit_bytes else RequestError("InvalidURI")
     if isinstance(exc, BadHttpMessage) or status < 500:
         return RequestError("BadRequest", "An error occurred when parsing the HTTP request.")

@@ -148,9 +148,7 @@ class Pipeline:
         """Who asks for what; the headers, lower case, with those a presigned URL carries in its query."""
         if self._node_id in request.headers.get(VIA_HEADER, ""):
             self._metrics.refused_loops.inc()
-            raise RequestError(
-                "InvalidRequest", "This request came from this gateway: its origin points at itself."
-            )
+            raise RequestError("InvalidRequest", "This request came from this gateway: its origin points at itself.")
         if sum(len(name) + len(value) + 4 for name, value in request.raw_headers) > self._settings.max_header_bytes:
             raise header_too_large()
         if request.version < HttpVersion10:
@@ -181,9 +179,7 @@ class Pipeline:
             raise RequestError("AccessDenied", "Access Denied")
         return verified
 
-    def _body(
-        self, request: web.BaseRequest, head: Head, verified: Verified, headers: Mapping[str, str]
-    ) -> WireBody:
+    def _body(self, request: web.BaseRequest, head: Head, verified: Verified, headers: Mapping[str, str]) -> WireBody:
         has_length = "content-length" in headers
         wire_bytes = int(headers["content-length"]) if has_length else None
         size_bytes = wire_bytes

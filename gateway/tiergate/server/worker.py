@@ -47,9 +47,7 @@ async def serve(context: ChildContext) -> None:
         name = node_id(context.folders.root)
         pipeline = Pipeline(service, settings, secret_for, rooms.clock, rooms.metrics, name)
         server = S3Server(pipeline.handle, name, settings.max_header_bytes, settings.header_timeout_s)
-        listening = await loop.create_server(
-            server, sock=context.listen_socket, backlog=settings.connections_count
-        )
+        listening = await loop.create_server(server, sock=context.listen_socket, backlog=settings.connections_count)
         context.report_ready()
         await stop.wait()
         log.info("draining")

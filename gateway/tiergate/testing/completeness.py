@@ -25,7 +25,7 @@ class Acked:
 
 class Change(NamedTuple):
     """What a request did to a key of the origin, some time between two instants; `etag` is empty for a deletion,
-    `stamped` false for an object without the gateway's stamp."""
+    "foreign" for an object whose stamp does not tell."""
 
     key: str
     etag: str
@@ -57,7 +57,7 @@ def changes_of(requests: Iterable[Seen], bucket: str) -> list[Change]:
 
 def _stamped_etag(seen: Seen) -> str:
     stamp = parse_stamp(seen.headers.get(STAMP_HEADER, ""))
-    return stamp.etag if stamp else "foreign"
+    return (stamp.etag if stamp else "") or "foreign"
 
 
 def false_completes(

@@ -312,9 +312,7 @@ async def verify(parts: Sequence[Part], held: Sequence[Pin | None]) -> None:
                 raise IntegrityError("a block in memory was damaged", body=part.body.uid, block=index)
 
 
-def stream(
-    parts: Sequence[Part], held: Sequence[Pin | None]
-) -> Callable[[], AsyncIterator[bytes | memoryview]]:
+def stream(parts: Sequence[Part], held: Sequence[Pin | None]) -> Callable[[], AsyncIterator[bytes | memoryview]]:
     """The parts' bytes straight from memory, as often as a try needs them. Valid while the pins are held."""
 
     async def pieces() -> AsyncIterator[bytes | memoryview]:

@@ -55,11 +55,15 @@ def test_role_of_rays_run_state_is_pointer(key: str) -> None:
     assert role(key) is Role.POINTER
 
 
+@pytest.mark.parametrize("key", ["run/step_1/.metadata.tmp", "run/step_1/__0.metadata.tmp"])
+def test_role_of_marker_in_the_making_is_pointer(key: str) -> None:
+    assert role(key) is Role.POINTER
+
+
 @pytest.mark.parametrize(
     "key",
     [
-        "run/step_1/.metadata.tmp",
-        "run/step_1/__0.metadata.tmp",
+        "run/step_1/shard.tmp",
         "run/step_1/.metadata/shard",
         "run/step_1/x.metadata",
         "run/checkpoint_000001/.metadata.json",

@@ -1,0 +1,224 @@
+"""Promise P11: kill -9 of any process at any instruction loses nothing acknowledged and leaks nothing."""
+
+import hashlib
+import http.client
+import os
+from collections.abc import Iterator
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import pytest
+
+from tiergate.testing.faults import FaultyOrigin
+from tiergate.testing.node import RunningNode, Victim
+from tiergate.testing.objects import ack_of, body_of, keys_of, uploads_of
+from tiergate.testing.origins import MotoOrigin
+from tiergate.testing.rules import Gate, Hold
+
+pytestmark = pytest.mark.parametrize("origin", [MotoOrigin], ids=["moto"], indirect=True)
+
+MIB = 1 << 20
+VICTIMS = ["all", "parent", "worker", "background"]
+
+
+class StartNode(Protocol):
+    """The fixture of that name."""
+
+    def __call__(self, *flags: str, origin: str = "", **options: Any) -> RunningNode: ...
+
+
+@pytest.fixture
+def own(start_node: StartNode) -> Iterator[RunningNode]:
+    yield start_node()
+
+
+def kill_and_start(node: RunningNode, victim: Victim) -> Any:
+    """Kill, start again where the node itself does not, and a client for what runs then."""
+    node.kill9(victim)
+    if victim in ("all", "parent"):
+        node.restart()
+    return node.client()
+
+
+def half_an_upload(node: RunningNode, path: str, size: int) -> http.client.HTTPConnection:
+    """A PUT whose body stops in the middle; the connection stays open."""
+    parts = urlsplit(node.endpoint)
+    assert parts.hostname is not None
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
+    connection.putrequest("PUT", path)
+    connection.putheader("Content-Length", str(size))
+    connection.endheaders()
+    connection.send(os.urandom(size // 2))
+    return connection
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_kill_during_write_back_keeps_every_acknowledged_object(
+    own: RunningNode, proxy: FaultyOrigin, direct: Any, bucket: str, victim: Victim
+) -> None:
+    client = own.client()
+    gate = Gate()
+    proxy.inject(Hold(gate), where=lambda seen: seen.operation == "PutObject", times=None)
+    data = {f"k{index}": os.urandom(index * 700_000 + 1) for index in range(8)}
+    etags = {}
+    for key, body in data.items():
+        answer = client.put_object(Bucket=bucket, Key=key, Body=body)
+        assert ack_of(answer) == "memory:1"
+        etags[key] = answer["ETag"]
+    client.delete_object(Bucket=bucket, Key="k0")
+    del data["k0"]
+    gate.wait_reached()
+
+    client = kill_and_start(own, victim)
+
+    for key, body in data.items():
+        assert hashlib.sha256(body_of(client, bucket, key)).digest() == hashlib.sha256(body).digest(), key
+        assert client.head_object(Bucket=bucket, Key=key)["ETag"] == etags[key]
+    gate.release()
+    status = own.wait_settled()
+    assert keys_of(direct, bucket) == keys_of(client, bucket) == sorted(data)
+    for key, body in data.items():
+        assert body_of(direct, bucket, key) == body_of(client, bucket, key) == body, key
+    memory = status["memory"]
+    assert (memory["receiving_bytes"], memory["dirty_bytes"]) == (0, 0)
+
+
+@pytest.mark.parametrize("after_origin", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("victim", ["all", "background"])
+def test_kill_around_a_completion_lands_it_once_and_leaves_no_upload(
+    own: RunningNode, proxy: FaultyOrigin, direct: Any, bucket: str, victim: Victim, after_origin: bool
+) -> None:
+    """The origin's own multipart upload is taken up again, or found done."""
+    client = own.client()
+    gate = Gate()
+    proxy.inject(Hold(gate, after_origin=after_origin), operation="CompleteMultipartUpload")
+    upload_id = client.create_multipart_upload(Bucket=bucket, Key="big")["UploadId"]
+    parts = [os.urandom(5 * MIB), os.urandom(1 * MIB)]
+    answers = [
+        client.upload_part(Bucket=bucket, Key="big", UploadId=upload_id, PartNumber=number, Body=body)
+        for number, body in enumerate(parts, 1)
+    ]
+    listed = [{"PartNumber": number, "ETag": answer["ETag"]} for number, answer in enumerate(answers, 1)]
+    done = client.complete_multipart_upload(
+        Bucket=bucket, Key="big", UploadId=upload_id, MultipartUpload={"Parts": listed}
+    )
+    gate.wait_reached()
+    sent_parts = len(proxy.seen("UploadPart"))
+
+    client = kill_and_start(own, victim)
+    gate.release()
+    own.wait_settled()
+
+    assert body_of(direct, bucket, "big") == body_of(client, bucket, "big") == b"".join(parts)
+    assert client.head_object(Bucket=bucket, Key="big")["ETag"] == done["ETag"]
+    assert uploads_of(direct, bucket) == []
+    # No second generation: what the origin had was not sent again.
+    assert len(proxy.seen("UploadPart")) == sent_parts == 2
+    assert len(proxy.seen("CreateMultipartUpload")) == 1
+
+
+@pytest.mark.parametrize("victim", ["all", "background"])
+def test_kill_while_a_put_lands_does_not_send_a_second(
+    own: RunningNode, proxy: FaultyOrigin, direct: Any, bucket: str, victim: Victim
+) -> None:
+    client = own.client()
+    gate = Gate()
+    proxy.inject(Hold(gate, after_origin=True), operation="PutObject", key="k")
+    client.put_object(Bucket=bucket, Key="k", Body=b"data")
+    gate.wait_reached()
+
+    client = kill_and_start(own, victim)
+    gate.release()
+    own.wait_settled()
+
+    assert body_of(direct, bucket, "k") == b"data"
+    assert len(proxy.seen("PutObject", "k")) == 1
+
+
+@pytest.mark.parametrize("victim", ["all", "parent", "worker"])
+def test_half_received_uploads_are_gone_with_their_memory(
+    own: RunningNode, bucket: str, victim: Victim
+) -> None:
+    client = own.client()
+    kept = os.urandom(3 * MIB)
+    client.put_object(Bucket=bucket, Key="kept", Body=kept)
+    before = own.wait_settled()["memory"]
+    upload_id = client.create_multipart_upload(Bucket=bucket, Key="multi")["UploadId"]
+    halves = [
+        half_an_upload(own, f"/{bucket}/half", 40 * MIB),
+        half_an_upload(own, f"/{bucket}/multi?partNumber=1&uploadId={upload_id}", 30 * MIB),
+    ]
+    own.wait_status("both are being received", lambda status: status["memory"]["receiving_bytes"] >= 70 * MIB)
+
+    client = kill_and_start(own, victim)
+    for half in halves:
+        half.close()
+    after = own.wait_status(
+        "memory is as before",
+        lambda status: status["memory"]["receiving_bytes"] == 0 and status["memory"]["pinned_bytes"] == 0,
+    )["memory"]
+
+    assert after["used_bytes"] == before["used_bytes"]
+    assert after["bodies"] == before["bodies"]
+    assert keys_of(client, bucket) == ["kept"]
+    assert body_of(client, bucket, "kept") == kept
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_multipart_upload_goes_on_under_its_id(
+    own: RunningNode, direct: Any, bucket: str, victim: Victim
+) -> None:
+    client = own.client()
+    upload_id = client.create_multipart_upload(Bucket=bucket, Key="big", Metadata={"a": "b"})["UploadId"]
+    parts = [os.urandom(5 * MIB), os.urandom(5 * MIB), os.urandom(1000)]
+    first = client.upload_part(Bucket=bucket, Key="big", UploadId=upload_id, PartNumber=1, Body=parts[0])
+
+    client = kill_and_start(own, victim)
+
+    shown = client.list_parts(Bucket=bucket, Key="big", UploadId=upload_id)["Parts"]
+    assert [(part["PartNumber"], part["ETag"]) for part in shown] == [(1, first["ETag"])]
+    listed = [{"PartNumber": 1, "ETag": first["ETag"]}]
+    for number in (2, 3):
+        part = client.upload_part(
+            Bucket=bucket, Key="big", UploadId=upload_id, PartNumber=number, Body=parts[number - 1]
+        )
+        listed.append({"PartNumber": number, "ETag": part["ETag"]})
+    client.complete_multipart_upload(
+        Bucket=bucket, Key="big", UploadId=upload_id, MultipartUpload={"Parts": listed}
+    )
+    own.wait_settled()
+    assert body_of(direct, bucket, "big") == body_of(client, bucket, "big") == b"".join(parts)
+    assert direct.head_object(Bucket=bucket, Key="big")["Metadata"]["a"] == "b"
+    assert uploads_of(direct, bucket) == []
+    assert own.status()["objects"]["uploads"] == 0
+
+
+def test_reader_killed_in_the_middle_leaves_no_pin(own: RunningNode, bucket: str) -> None:
+    client = own.client()
+    client.put_object(Bucket=bucket, Key="k", Body=os.urandom(40 * MIB))
+    own.wait_settled()
+    stream = client.get_object(Bucket=bucket, Key="k")["Body"]
+    stream.read(1000)
+    own.wait_status("it is pinned", lambda status: status["memory"]["pinned_bytes"] > 0)
+
+    own.kill9("worker")
+
+    own.wait_status("nothing is pinned", lambda status: status["memory"]["pinned_bytes"] == 0)
+    stream.close()
+
+
+def test_restarts_over_and_over_grow_nothing(own: RunningNode, direct: Any, bucket: str) -> None:
+    sizes = []
+    for turn in range(3):
+        client = own.client()
+        client.put_object(Bucket=bucket, Key="same", Body=os.urandom(5 * MIB))
+        if turn == 1:
+            assert own.stop() == 0
+        else:
+            own.kill9("all")
+        own.restart()
+        memory = own.wait_settled()["memory"]
+        sizes.append((memory["used_bytes"], memory["bodies"]))
+        assert memory["slab_bytes"] <= 32 * MIB
+    assert sizes == [sizes[0]] * 3
+    assert keys_of(direct, bucket) == ["same"]
