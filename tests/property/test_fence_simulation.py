@@ -190,7 +190,7 @@ class World:
 
     def evict(self) -> None:
         """Memory is needed for something else for a moment."""
-        self.memory.receive("filler", self.memory.stats().available_bytes // 4096 * 4096, "filler").abort()
+        self.memory.receive("filler", self.memory.stats().available_bytes, "filler").abort()
 
     # -- the origin
     async def let(self, index: int, how: str) -> None:
@@ -470,6 +470,22 @@ async def test_replaced_member_waits_for_a_marker_on_its_way() -> None:
         await made.put("run/1/a", 0)
         await made.idle()
         assert [(call.operation, call.name.key) for call in made.origin.open_calls()] == [("put", "run/1/.metadata")]
+        await made.settle()
+        made.check_end()
+
+
+async def test_withdrawn_marker_whose_bytes_were_evicted_before_comes_back() -> None:
+    """They are fetched first, and then held until the marker stands again."""
+    async with running() as made:
+        await made.put("run/1/a", 1)
+        await made.put("run/1/.metadata", 1)
+        await made.settle()
+        made.evict()
+        await made.put("run/1/a", 0)
+        await made.idle()
+        while ObjectName(BUCKET, "run/1/.metadata") in made.origin.objects:
+            await made.let(0, "heard")
+        made.evict()
         await made.settle()
         made.check_end()
 
