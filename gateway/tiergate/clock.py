@@ -10,12 +10,15 @@ class Clock(Protocol):
 
     def wall_s(self) -> float:
         """Seconds since the Unix epoch; may jump."""
+        ...
 
     def monotonic_s(self) -> float:
         """Seconds since an arbitrary start; never goes back, comparable over processes of one boot."""
+        ...
 
     async def sleep(self, seconds: float) -> None:
         """Wait `seconds` of monotonic time."""
+        ...
 
 
 class SystemClock:

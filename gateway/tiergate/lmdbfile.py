@@ -31,9 +31,7 @@ _LOCK_FILE_BYTES = (MAX_READERS + 64) * 64
 """A cache line for each reader, and the table's head."""
 
 
-def open_environment(
-    path: Path, map_bytes: int, databases: int, *, preallocate: bool = False
-) -> lmdb.Environment:
+def open_environment(path: Path, map_bytes: int, databases: int, *, preallocate: bool = False) -> lmdb.Environment:
     """Open (or create) the environment in folder `path` for this process; never inherit it over a fork.
 
     Nothing is synced: the files live in memory and survive the death of any process, not of the machine.

@@ -261,18 +261,18 @@ class Checkpoint:
         self._loaded = {name: torch.zeros_like(value) for name, value in self._saved.items()}
 
     def save(self, endpoint: str, number: int) -> None:
-        import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+        from torch.distributed.checkpoint.state_dict_saver import save
 
-        dcp.save(self._saved, storage_writer=FsspecWriter(self._path(number), **self._access(endpoint)))
+        save(self._saved, storage_writer=FsspecWriter(self._path(number), **self._access(endpoint)))
 
     def load(self, endpoint: str, number: int) -> None:
-        import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+        from torch.distributed.checkpoint.state_dict_loader import load
 
         for value in self._loaded.values():
             value.zero_()
-        dcp.load(self._loaded, storage_reader=FsspecReader(self._path(number), **self._access(endpoint)))
+        load(self._loaded, storage_reader=FsspecReader(self._path(number), **self._access(endpoint)))
 
     def check(self) -> None:
         """Raises AssertionError: what was loaded is not what was saved."""
@@ -286,7 +286,7 @@ class Checkpoint:
     def _path(self, number: int) -> str:
         return f"s3://{BUCKET}/dcp/step_{number}"
 
-    def _access(self, endpoint: str) -> dict[str, str]:
+    def _access(self, endpoint: str) -> dict[str, Any]:
         return {"endpoint_url": endpoint, "key": "test", "secret": "test"}
 
 
@@ -309,7 +309,10 @@ def measure_memory(options: argparse.Namespace) -> dict[str, Any]:
     """
     body = os.urandom(OBJECT_BYTES)
     headers = crc32_header(body)
-    with node(f"{int(options.budget_gib * 1024)}MiB") as (gateway, running, _), closing(gateway.connect()) as connection:
+    with (
+        node(f"{int(options.budget_gib * 1024)}MiB") as (gateway, running, _),
+        closing(gateway.connect()) as connection,
+    ):
         pids = [*gateway.workers, *gateway.others]
         watch = Watch(pids, running.memory_dir)
         idle = watch.sample()

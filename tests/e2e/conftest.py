@@ -53,9 +53,7 @@ def servers() -> Iterator[Callable[[type[ProcessOrigin]], ProcessOrigin]]:
 
 
 @pytest.fixture(scope="session", params=[MotoOrigin, SeaweedOrigin], ids=["moto", "seaweed"])
-def origin(
-    request: pytest.FixtureRequest, servers: Callable[[type[ProcessOrigin]], ProcessOrigin]
-) -> ProcessOrigin:
+def origin(request: pytest.FixtureRequest, servers: Callable[[type[ProcessOrigin]], ProcessOrigin]) -> ProcessOrigin:
     """The origin. Modules that need only one kind say so by indirect parametrisation."""
     return servers(request.param)
 

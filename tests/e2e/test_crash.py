@@ -3,7 +3,6 @@
 import hashlib
 import http.client
 import os
-from collections.abc import Iterator
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -28,8 +27,8 @@ class StartNode(Protocol):
 
 
 @pytest.fixture
-def own(start_node: StartNode) -> Iterator[RunningNode]:
-    yield start_node()
+def own(start_node: StartNode) -> RunningNode:
+    return start_node()
 
 
 def kill_and_start(node: RunningNode, victim: Victim) -> Any:
@@ -136,9 +135,7 @@ def test_kill_while_a_put_lands_does_not_send_a_second(
 
 
 @pytest.mark.parametrize("victim", ["all", "parent", "worker"])
-def test_half_received_uploads_are_gone_with_their_memory(
-    own: RunningNode, bucket: str, victim: Victim
-) -> None:
+def test_half_received_uploads_are_gone_with_their_memory(own: RunningNode, bucket: str, victim: Victim) -> None:
     client = own.client()
     kept = os.urandom(3 * MIB)
     client.put_object(Bucket=bucket, Key="kept", Body=kept)
@@ -165,9 +162,7 @@ def test_half_received_uploads_are_gone_with_their_memory(
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_multipart_upload_goes_on_under_its_id(
-    own: RunningNode, direct: Any, bucket: str, victim: Victim
-) -> None:
+def test_multipart_upload_goes_on_under_its_id(own: RunningNode, direct: Any, bucket: str, victim: Victim) -> None:
     client = own.client()
     upload_id = client.create_multipart_upload(Bucket=bucket, Key="big", Metadata={"a": "b"})["UploadId"]
     parts = [os.urandom(5 * MIB), os.urandom(5 * MIB), os.urandom(1000)]
@@ -183,9 +178,7 @@ def test_multipart_upload_goes_on_under_its_id(
             Bucket=bucket, Key="big", UploadId=upload_id, PartNumber=number, Body=parts[number - 1]
         )
         listed.append({"PartNumber": number, "ETag": part["ETag"]})
-    client.complete_multipart_upload(
-        Bucket=bucket, Key="big", UploadId=upload_id, MultipartUpload={"Parts": listed}
-    )
+    client.complete_multipart_upload(Bucket=bucket, Key="big", UploadId=upload_id, MultipartUpload={"Parts": listed})
     own.wait_settled()
     assert body_of(direct, bucket, "big") == body_of(client, bucket, "big") == b"".join(parts)
     assert direct.head_object(Bucket=bucket, Key="big")["Metadata"]["a"] == "b"

@@ -44,9 +44,7 @@ class Writer:
         self.data[key] = data
 
     def copy(self, source: str, key: str) -> None:
-        answer = self.client.copy_object(
-            Bucket=self.bucket, Key=key, CopySource={"Bucket": self.bucket, "Key": source}
-        )
+        answer = self.client.copy_object(Bucket=self.bucket, Key=key, CopySource={"Bucket": self.bucket, "Key": source})
         self.acked.append(Acked(key, answer["CopyObjectResult"]["ETag"].strip('"')))
         self.data[key] = self.data[source]
 
@@ -157,9 +155,9 @@ def test_multipart_shard_is_visible_before_marker(
     upload_id = writer.client.create_multipart_upload(Bucket=writer.bucket, Key=key)["UploadId"]
     parts = [os.urandom(5 << 20), os.urandom(100_000)]
     etags = [
-        writer.client.upload_part(
-            Bucket=writer.bucket, Key=key, UploadId=upload_id, PartNumber=number, Body=data
-        )["ETag"]
+        writer.client.upload_part(Bucket=writer.bucket, Key=key, UploadId=upload_id, PartNumber=number, Body=data)[
+            "ETag"
+        ]
         for number, data in enumerate(parts, 1)
     ]
     listed = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]

@@ -65,9 +65,7 @@ def test_allocate_takes_the_smallest_run_that_fits() -> None:
         with environment.begin(write=True) as txn:
             for offset, length in ((0, 8), (10, 3), (20, 5)):
                 allocator.release(txn, tables, offset * ALIGNMENT_BYTES, length * ALIGNMENT_BYTES)
-            assert allocator.allocate(txn, tables, 3 * ALIGNMENT_BYTES) == [
-                (10 * ALIGNMENT_BYTES, 3 * ALIGNMENT_BYTES)
-            ]
+            assert allocator.allocate(txn, tables, 3 * ALIGNMENT_BYTES) == [(10 * ALIGNMENT_BYTES, 3 * ALIGNMENT_BYTES)]
             with pytest.raises(InvariantError):
                 allocator.release(txn, tables, 7 * ALIGNMENT_BYTES, 2 * ALIGNMENT_BYTES)
             with pytest.raises(InvariantError):

@@ -114,9 +114,9 @@ class MemoryModel(RuleBasedStateMachine):
 
     def firm_bytes(self) -> int:
         """What no eviction can free: needed bodies, and all that is promised."""
-        total = sum(
-            aligned(reception.size_bytes) for reception in self.receptions if not reception.sealed
-        ) + sum(aligned(fill.body.block_size_bytes(fill.index)) for fill in self.fills)
+        total = sum(aligned(reception.size_bytes) for reception in self.receptions if not reception.sealed) + sum(
+            aligned(fill.body.block_size_bytes(fill.index)) for fill in self.fills
+        )
         for uid, kept in self.kept.items():
             if not self.may_vanish(uid):
                 total += sum(aligned(kept.body.block_size_bytes(index)) for index in kept.present)
@@ -190,9 +190,7 @@ class MemoryModel(RuleBasedStateMachine):
         reception = data.draw(st.sampled_from(self.receptions))
         if reception.sealed:
             return
-        reception.receiving.write(
-            content(reception.uid, reception.size_bytes)[reception.receiving.received_bytes :]
-        )
+        reception.receiving.write(content(reception.uid, reception.size_bytes)[reception.receiving.received_bytes :])
         self.settle()
         body = reception.receiving.seal()
         reception.sealed = True
@@ -370,6 +368,4 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_behaves_like_its_model() -> None:
-    run_state_machine_as_test(
-        MemoryModel, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
-    )
+    run_state_machine_as_test(MemoryModel, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))

@@ -31,9 +31,7 @@ keys = st.text(
 
 def signed(method: str, path: str, query: str, headers: dict[str, str]) -> Head:
     target = path + (f"?{query}" if query else "")
-    sent = sign(
-        method, f"http://{HOST}{target}", headers, UNSIGNED_PAYLOAD, Credentials(KEY, SECRET), "r", NOW
-    )
+    sent = sign(method, f"http://{HOST}{target}", headers, UNSIGNED_PAYLOAD, Credentials(KEY, SECRET), "r", NOW)
     return Head(method, target, [("Host", HOST), *sent.items()])
 
 
@@ -58,22 +56,16 @@ def meaning(head: Head) -> tuple[object, ...]:
     """All that a signature must pin down, worked out independently of the code under test."""
     path, _, query = head.raw_target.encode("utf-8", "surrogateescape").partition(b"?")
     pairs = [part.partition(b"=") for part in query.split(b"&")] if query else []
-    parameters = sorted(
-        tuple(unquote_to_bytes(text.replace(b"+", b" ")) for text in (n, v)) for n, _, v in pairs
-    )
+    parameters = sorted(tuple(unquote_to_bytes(text.replace(b"+", b" ")) for text in (n, v)) for n, _, v in pairs)
     # A space after a comma of Authorization means nothing.
-    headers = sorted(
-        (name.lower(), " ".join(value.replace(", ", ",").split())) for name, value in head.headers
-    )
+    headers = sorted((name.lower(), " ".join(value.replace(", ", ",").split())) for name, value in head.headers)
     return head.method, unquote_to_bytes(path), parameters, headers
 
 
 @settings(max_examples=600)
 @given(st.data())
 def test_verify_any_change_of_meaning_refused(data: st.DataObject) -> None:
-    head = signed(
-        "PUT", "/bkt/a/b%20c+d", "partNumber=1&uploadId=x%2By&acl", {"x-amz-meta-a": "b c", "range": "0-9"}
-    )
+    head = signed("PUT", "/bkt/a/b%20c+d", "partNumber=1&uploadId=x%2By&acl", {"x-amz-meta-a": "b c", "range": "0-9"})
     texts = [head.method, head.raw_target, *(value for _, value in head.headers)]
     which = data.draw(st.integers(0, len(texts) - 1))
     at = data.draw(st.integers(0, len(texts[which]) - 1))
@@ -98,17 +90,13 @@ def build(chunks: list[bytes], trailer: str, signer: ChunkSigner | None) -> byte
     wire, previous = b"", signer.seed
     for chunk in [*chunks, b""]:
         previous = signer.chunk(previous, hashlib.sha256(chunk).hexdigest())
-        wire += (
-            f"{len(chunk):x};chunk-signature={previous}\r\n".encode() + chunk + (b"\r\n" if chunk else b"")
-        )
+        wire += f"{len(chunk):x};chunk-signature={previous}\r\n".encode() + chunk + (b"\r\n" if chunk else b"")
     line = f"{CRC}:{trailer}\n".encode()
     ending = f"x-amz-trailer-signature:{signer.trailer(previous, line)}\r\n\r\n".encode()
     return wire + line.replace(b"\n", b"\r\n") + ending
 
 
-SIGNER = ChunkSigner(
-    "0" * 64, "20261129T120000Z", "20261129/r/s3/aws4_request", signing_key(SECRET, "20261129", "r")
-)
+SIGNER = ChunkSigner("0" * 64, "20261129T120000Z", "20261129/r/s3/aws4_request", signing_key(SECRET, "20261129", "r"))
 
 
 @given(
@@ -130,9 +118,7 @@ def test_decode_any_cut_same_payload(chunks: list[bytes], cuts: list[int], with_
 
 
 @given(st.data(), st.lists(st.binary(min_size=1, max_size=30), min_size=1, max_size=3))
-def test_decode_signed_any_byte_changed_refused_or_same_payload(
-    data: st.DataObject, chunks: list[bytes]
-) -> None:
+def test_decode_signed_any_byte_changed_refused_or_same_payload(data: st.DataObject, chunks: list[bytes]) -> None:
     wire = bytearray(build(chunks, "AAAAAA==", SIGNER))
     at = data.draw(st.integers(0, len(wire) - 1))
     wire[at] ^= 1 << data.draw(st.integers(0, 7))
@@ -148,15 +134,11 @@ def test_decode_signed_any_byte_changed_refused_or_same_payload(
 
 
 @given(st.lists(st.binary(min_size=1, max_size=30), min_size=1, max_size=3), st.data(), st.booleans())
-def test_decode_truncated_anywhere_refused(
-    chunks: list[bytes], data: st.DataObject, with_signatures: bool
-) -> None:
+def test_decode_truncated_anywhere_refused(chunks: list[bytes], data: st.DataObject, with_signatures: bool) -> None:
     wire = build(chunks, "AAAAAA==", SIGNER if with_signatures else None)
     # The last CRLF is optional, so up to there.
     wire = wire[: data.draw(st.integers(0, len(wire) - 3))]
-    decoder = ChunkedDecoder(
-        sum(map(len, chunks)), SIGNER if with_signatures else None, [CRC], min_chunk_bytes=1
-    )
+    decoder = ChunkedDecoder(sum(map(len, chunks)), SIGNER if with_signatures else None, [CRC], min_chunk_bytes=1)
     with pytest.raises(RequestError):  # noqa: PT012 - either call may notice
         decoder.feed(wire)
         decoder.finish()
@@ -183,9 +165,7 @@ def test_encoded_length_as_encoded(decoded_bytes: int, chunk_bytes: int) -> None
         for start in range(0, decoded_bytes, chunk_bytes)
         for piece in (encode_chunk(data[start : start + chunk_bytes]))
     )
-    assert len(wire + encode_trailer({CRC: "AAAAAA=="})) == encoded_length(
-        decoded_bytes, chunk_bytes, {CRC: 8}
-    )
+    assert len(wire + encode_trailer({CRC: "AAAAAA=="})) == encoded_length(decoded_bytes, chunk_bytes, {CRC: 8})
 
 
 @given(
@@ -198,9 +178,7 @@ def test_full_object_of_parts_as_computed_directly(parts: list[bytes], algorithm
         checksum.update(data)
         return checksum.digest_base64()
 
-    assert full_object(algorithm, [(value_of(part), len(part)) for part in parts]) == value_of(
-        b"".join(parts)
-    )
+    assert full_object(algorithm, [(value_of(part), len(part)) for part in parts]) == value_of(b"".join(parts))
 
 
 @given(st.lists(st.binary(max_size=50), max_size=6), st.sampled_from(sorted(ALGORITHMS)))

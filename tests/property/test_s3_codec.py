@@ -93,9 +93,7 @@ def inputs(operation: servicemodel.Operation) -> st.SearchStrategy[dict[str, Any
         else:
             members[name] = values(child, name, XML_TEXT)
     if operation.name == "CompleteMultipartUpload":
-        members["MultipartUpload"] = st.lists(
-            st.integers(1, 10_000), min_size=1, max_size=4, unique=True
-        ).map(
+        members["MultipartUpload"] = st.lists(st.integers(1, 10_000), min_size=1, max_size=4, unique=True).map(
             lambda numbers: {"Parts": [{"PartNumber": each, "ETag": f"e{each}"} for each in sorted(numbers)]}
         )
         required.add("MultipartUpload")
@@ -148,9 +146,7 @@ def outputs(layout: servicemodel.Layout) -> st.SearchStrategy[dict[str, Any]]:
         header = child.serialization.get("location") in {"header", "headers"}
         members[name] = values(child, name, HEADER_TEXT if header else XML_TEXT)
         if isinstance(child, MapShape):
-            members[name] = st.dictionaries(
-                TOKEN, st.text("abcXYZ =?_09", min_size=1).map(str.strip), max_size=3
-            )
+            members[name] = st.dictionaries(TOKEN, st.text("abcXYZ =?_09", min_size=1).map(str.strip), max_size=3)
     return st.fixed_dictionaries({}, optional=members)
 
 

@@ -91,9 +91,7 @@ def list_once(
             if isinstance(item, Doubt):
                 beyond = after.after if after else ""
                 survivors = {
-                    key
-                    for key in origin - item.deleted
-                    if key.startswith(item.prefix) and order(key) > order(beyond)
+                    key for key in origin - item.deleted if key.startswith(item.prefix) and order(key) > order(beyond)
                 }
                 if survivors and not page.offer(CommonPrefix(item.prefix)):
                     return
@@ -209,9 +207,7 @@ def test_merge_draws_changes_only_as_far_as_the_origin_reaches() -> None:
             yield Change(key, entry(key, "ours"))
 
     merge = Merge(changes())
-    assert [
-        each.key for each in merge.feed([entry("b"), entry("c")], last=False) if isinstance(each, Entry)
-    ] == [
+    assert [each.key for each in merge.feed([entry("b"), entry("c")], last=False) if isinstance(each, Entry)] == [
         "a",
         "b",
         "c",

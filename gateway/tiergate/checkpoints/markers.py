@@ -33,8 +33,8 @@ POINTER_PATTERNS = ("experiment_state-*.json",)
 
 
 STAGING_SUFFIX = ".tmp"
-"""A marker in the making: torch.distributed.checkpoint writes `.metadata.tmp` and renames it, which in S3 is a copy and a
-deletion. It is ordered like a marker, but it is no member of the set: its going takes nothing from it."""
+"""A marker in the making: torch.distributed.checkpoint writes `.metadata.tmp` and renames it, which in S3 is a copy
+and a deletion. It is ordered like a marker, but it is no member of the set: its going takes nothing from it."""
 
 
 def scope_of(key: str) -> str:

@@ -68,12 +68,15 @@ class Directory(Protocol):
     # -- objects
     async def revision(self) -> int:
         """The revision of the newest change, 0 in a new directory."""
+        ...
 
     async def get(self, name: ObjectName) -> Seen:
         """The current record and pending write of a key."""
+        ...
 
     async def scan(self, bucket: str, prefix: str, after: str, limit: int) -> list[Record]:
         """Up to `limit` records of any state whose key starts with `prefix` and is greater than `after`."""
+        ...
 
     async def put(self, name: ObjectName, version: Version, intent: Intent) -> Committed:
         """Commit a version as dirty and owed to the origin.
@@ -87,6 +90,7 @@ class Directory(Protocol):
         Raises:
             ConflictError: the guard does not hold; nothing changed.
         """
+        ...
 
     async def put_through(self, name: ObjectName, version: Version, origin_etag: str, intent: Intent) -> Committed:
         """Commit a version that the origin already holds (write-through): the record is clean, a pending write of the
@@ -95,6 +99,7 @@ class Directory(Protocol):
         Raises:
             ConflictError: the guard does not hold.
         """
+        ...
 
     async def delete(self, name: ObjectName, intent: Intent) -> Committed | None:
         """Commit a deletion: the record becomes a tombstone, a delete is owed to the origin.
@@ -107,35 +112,44 @@ class Directory(Protocol):
         Raises:
             ConflictError: the guard does not hold.
         """
+        ...
 
     async def scan_unpersisted(self, bucket: str, prefix: str, after: str, limit: int) -> list[Record]:
         """Like `scan`, of the records only that are dirty or tombstones."""
+        ...
 
     async def adopt(self, name: ObjectName, version: Version, origin_etag: str, role: Role, now_s: float) -> Record:
         """Record a version found in the origin as clean, unless the key has a record: then that one is returned. Its
         place among the commits is not known: a marker counts as after all, anything else as before all."""
+        ...
 
     async def revalidated(self, name: ObjectName, uid: str, now_s: float) -> None:
         """Note that the origin still holds clean version `uid`; nothing if it is no longer current."""
+        ...
 
     async def forget(self, name: ObjectName, uid: str | None) -> Version | None:
         """Drop the clean record of version `uid` (None: any clean one), because the origin holds something else.
         Returns the dropped version. Dirty records and tombstones stay."""
+        ...
 
     async def trim_clean(self, keep_count: int) -> list[Version]:
         """Drop the oldest clean records (by commit revision, markers never) beyond `keep_count`, and more where the
         directory runs out of room; returns the versions, of a bounded number of them: none are returned when there
         is nothing left to do."""
+        ...
 
     # -- write-back
     async def pending(self) -> list[Pending]:
         """All that the origin is owed, by `place`."""
+        ...
 
     async def pending_under(self, bucket: str, prefix: str, limit: int) -> list[Pending]:
         """Up to `limit` pending writes of keys that start with `prefix`, in key order."""
+        ...
 
     async def oldest_pending_s(self) -> float | None:
         """When the oldest pending write that is not quarantined was committed; None if nothing is pending."""
+        ...
 
     async def begin(self, name: ObjectName, uid: str, base: str) -> Pending:
         """Mark that write-back of `uid` has begun and may reach the origin from now on, on top of `base`.
@@ -143,6 +157,7 @@ class Directory(Protocol):
         Raises:
             FencedError: `uid` is no longer what is pending.
         """
+        ...
 
     async def note_upload(self, name: ObjectName, uid: str, upload: OriginUpload | None) -> Pending:
         """Record the multipart upload (or the intent to start one) that carries `uid`, or None: there is none.
@@ -150,17 +165,21 @@ class Directory(Protocol):
         Raises:
             FencedError: `uid` is no longer what is pending.
         """
+        ...
 
     async def drop_leftovers(self, name: ObjectName, dropped: Sequence[OriginUpload]) -> None:
         """Forget leftover uploads that were aborted."""
+        ...
 
     async def orphan_uploads(self) -> list[tuple[ObjectName, OriginUpload]]:
         """Uploads left by pending writes that went without a successor; to abort, then `drop_leftovers`."""
+        ...
 
     async def persisted(self, name: ObjectName, uid: str, origin_etag: str, now_s: float) -> Version | None:
         """The origin holds pending write `uid`: a put becomes clean (returned: its version), a delete's tombstone goes
         (None). If it was superseded meanwhile, the newer pending write's `base` becomes `origin_etag`
         (NO_BASE for a delete), and None is returned."""
+        ...
 
     async def rebase(self, name: ObjectName, uid: str, base: str) -> Pending:
         """The origin holds something else than thought: write-back of `uid` goes on top of `base`.
@@ -168,32 +187,40 @@ class Directory(Protocol):
         Raises:
             FencedError: `uid` is no longer what is pending.
         """
+        ...
 
     async def standing_markers(self, bucket: str, scopes: Sequence[str]) -> list[Seen]:
         """The markers (role MARKER) whose parent prefix is the first of `scopes` that has any marker with a record, in
         whatever state. `scopes` go from the innermost outwards."""
+        ...
 
     async def withdraw(self, name: ObjectName, uid: str, now_s: float) -> Pending | None:
         """A clean marker is about to be deleted in the origin: its record turns dirty, with a pending put that is
         `withdrawn` and disturbed now. None if `uid` is no longer the clean current version. Recorded before the
         origin is touched, so that a crash in between only makes it be deleted and put again."""
+        ...
 
     async def withdrawn(self, name: ObjectName, uid: str) -> None:
         """The origin no longer holds the marker: the pending write `uid` stands on NO_BASE and is `withdrawn`; nothing
         if it is no longer pending."""
+        ...
 
     async def quarantine(self, name: ObjectName, uid: str, reason: str) -> None:
         """Set aside (`reason`) or release (empty reason) a pending write; nothing if it is no longer pending."""
+        ...
 
     # -- multipart uploads of clients
     async def create_upload(self, upload: Upload) -> None:
         """Begin a client's multipart upload."""
+        ...
 
     async def get_upload(self, upload_id: str) -> Upload | None:
         """A multipart upload in progress."""
+        ...
 
     async def list_uploads(self, bucket: str, prefix: str) -> list[Upload]:
         """Uploads in progress of keys that start with `prefix`, by key, then by start."""
+        ...
 
     async def put_part(self, upload_id: str, part: Part) -> Part | None:
         """Add or replace a part; returns the part replaced.
@@ -201,6 +228,7 @@ class Directory(Protocol):
         Raises:
             NotFoundError: NoSuchUpload.
         """
+        ...
 
     async def note_spill(self, upload_id: str, spill_id: str) -> str:
         """Record the origin's upload that takes this one's spilled parts, unless it has one: that one is returned.
@@ -208,18 +236,23 @@ class Directory(Protocol):
         Raises:
             NotFoundError: NoSuchUpload.
         """
+        ...
 
     async def move_part(self, upload_id: str, part: Part, moved: Part) -> bool:
         """Replace `part` by `moved` (the same bytes, now in the origin); False if it is no longer that part."""
+        ...
 
     async def origin_upload_ids(self, bucket: str) -> set[str]:
         """The origin's uploads in a bucket that are the gateway's own: write-backs', leftovers' and spills'."""
+        ...
 
     async def list_parts(self, upload_id: str) -> list[Part]:
         """Parts of an upload by number; empty if there is no such upload."""
+        ...
 
     async def abort_upload(self, upload_id: str) -> list[Part] | None:
         """End an upload; returns its parts, None if there is no such upload."""
+        ...
 
     async def finish_upload(
         self, upload_id: str, version: Version, part_list: Sequence[tuple[int, str]], intent: Intent
@@ -230,34 +263,44 @@ class Directory(Protocol):
             NotFoundError: NoSuchUpload.
             ConflictError: the guard does not hold.
         """
+        ...
 
     async def end_spilled(
         self, upload_id: str, version: Version, part_list: Sequence[tuple[int, str]], now_s: float
     ) -> None:
         """The end of an upload that was completed in the origin, and the memory of its answer."""
+        ...
 
     async def finished_upload(self, upload_id: str) -> Finished | None:
         """What a completed upload answered; kept for some hours."""
+        ...
 
     async def expire_finished(self, before_s: float) -> int:
         """Forget answers of uploads completed before `before_s`; returns how many."""
+        ...
 
     # -- buckets
     async def get_bucket(self, name: str) -> Bucket | None:
         """What was learnt of a bucket, however long ago."""
+        ...
 
     async def put_bucket(self, bucket: Bucket) -> None:
         """Keep what the origin said of a bucket."""
+        ...
 
     async def forget_bucket(self, name: str) -> None:
         """The origin says there is no such bucket."""
+        ...
 
     # -- holders
     async def live_holders(self) -> set[str]:
         """The uids whose bytes must be kept or may be kept: current versions and the ids of uploads in progress."""
+        ...
 
     async def open_upload_ids(self) -> set[str]:
         """The ids of clients' multipart uploads in progress."""
+        ...
 
     async def counts(self) -> dict[str, int]:
         """Records by state, pending writes and their bytes, uploads in progress: for metrics and status."""
+        ...

@@ -14,6 +14,7 @@ class IncomingBody(Protocol):
     @property
     def size_bytes(self) -> int | None:
         """Decoded length the client declared; None if it declared none."""
+        ...
 
     def pieces(self) -> AsyncIterator[bytes | memoryview]:
         """The decoded bytes as they arrive; every checksum the client sent is computed on the way.
@@ -21,6 +22,7 @@ class IncomingBody(Protocol):
         Raises:
             RequestError: the framing is bad, or the body is shorter or longer than declared.
         """
+        ...
 
     async def verify(self) -> dict[str, str]:
         """After the last piece: check everything the client proved; returns {algorithm: base64 checksum}.
@@ -28,6 +30,7 @@ class IncomingBody(Protocol):
         Raises:
             RequestError: BadDigest, XAmzContentSHA256Mismatch, SignatureDoesNotMatch, ...
         """
+        ...
 
     async def read(self, limit_bytes: int) -> bytes:
         """The whole body of a small request, verified.
@@ -35,10 +38,12 @@ class IncomingBody(Protocol):
         Raises:
             RequestError: MaxMessageLengthExceeded, or as `pieces` and `verify`.
         """
+        ...
 
     @property
     def framing(self) -> "Framing":
         """How the client framed the body; a forwarder sends it on in a like manner."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +59,11 @@ class Outgoing(Protocol):
 
     def pieces(self) -> AsyncIterator[bytes | memoryview]:
         """Each piece is valid until the next one is asked for."""
+        ...
 
     async def close(self) -> None:
         """Release pins and connections; always called, once, whatever happened."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,9 +68,7 @@ class _Audit:
         self._extents: list[tuple[int, int, str]] = []
         self._known: set[bytes] = set()
         self._lru: set[bytes] = set()
-        self._receivings = [
-            (*split_receiving(key), unpack_number(value)) for key, value in rows["receivings"]
-        ]
+        self._receivings = [(*split_receiving(key), unpack_number(value)) for key, value in rows["receivings"]]
 
     def free_room(self) -> None:
         """The two free lists say the same, and no two free runs touch."""
@@ -126,9 +124,7 @@ class _Audit:
             allocated += length
             self._extents += [(*extent, f"{body.uid}/{block_index(key)}") for extent in extents]
             if length < body.block_size_bytes(block_index(key)):
-                self.problems.append(
-                    f"body {body.uid}: block {block_index(key)} is shorter than it should be"
-                )
+                self.problems.append(f"body {body.uid}: block {block_index(key)} is shorter than it should be")
         return allocated, flags.count(BLOCK_SEALED), flags.count(BLOCK_FILLING)
 
     def sums(self) -> None:

@@ -63,9 +63,7 @@ class Inventory:
     uids and holders are checked by `name_bytes`; `token` is the process that acts, `now_us` its monotonic
     clock."""
 
-    def __init__(
-        self, txn: Txn, tables: Tables, token: str, now_us: int, slab_budget: int, index_bytes: int
-    ) -> None:
+    def __init__(self, txn: Txn, tables: Tables, token: str, now_us: int, slab_budget: int, index_bytes: int) -> None:
         self._txn = txn
         self._tables = tables
         self._token = token
@@ -198,9 +196,7 @@ class Inventory:
         row = BodyRow(size_bytes, used_us=self._now_us, receiving=True)
         self._reserve(charge)
         self._close(uid, row)
-        self._txn.put(
-            receiving_key(self._token_bytes, uid, None), pack_number(charge), db=self._tables.receivings
-        )
+        self._txn.put(receiving_key(self._token_bytes, uid, None), pack_number(charge), db=self._tables.receivings)
 
     def extend(self, uid: bytes, first: int, sizes: Sequence[int], reserve: bool) -> list[list[Extent]]:
         """Lay out the next blocks of a body that is being received, from its promise or (`reserve`) from
@@ -265,9 +261,7 @@ class Inventory:
         self._close(uid, row)
 
     def _end_promise(self, uid: bytes, token: bytes | None = None) -> None:
-        value = self._txn.pop(
-            receiving_key(token or self._token_bytes, uid, None), db=self._tables.receivings
-        )
+        value = self._txn.pop(receiving_key(token or self._token_bytes, uid, None), db=self._tables.receivings)
         self.counters.reserved_bytes -= unpack_number(needed(value, "nobody receives the body", uid))
 
     # -- receiving single blocks
@@ -288,9 +282,7 @@ class Inventory:
         row.used_us = self._now_us
         self._reserve(charge)
         extents = self._allocate(uid, row, index, BLOCK_FILLING, charge)
-        self._txn.put(
-            receiving_key(self._token_bytes, uid, index), pack_number(0), db=self._tables.receivings
-        )
+        self._txn.put(receiving_key(self._token_bytes, uid, index), pack_number(0), db=self._tables.receivings)
         self._close(uid, row)
         return extents
 
@@ -327,9 +319,7 @@ class Inventory:
             return False
         visible = not row.receiving and (row.present > 0 or row.size_bytes == 0)
         if visible:
-            fresh = self._txn.put(
-                pair_key(uid, self._token_bytes), b"", overwrite=False, db=self._tables.pins
-            )
+            fresh = self._txn.put(pair_key(uid, self._token_bytes), b"", overwrite=False, db=self._tables.pins)
             invariant(fresh, "a process pins a body twice", uid=uid.decode())
             row.pins += 1
             row.used_us = self._now_us

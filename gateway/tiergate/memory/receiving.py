@@ -189,14 +189,10 @@ class Receiving(_Writer):
         if not sizes and self._sized:
             raise InvariantError("a body is longer than declared", size_bytes=self._shape.size_bytes)
         if not sizes:
-            raise MemoryFullError(
-                "a body of unknown length passed its limit", limit_bytes=self._shape.size_bytes
-            )
+            raise MemoryFullError("a body of unknown length passed its limit", limit_bytes=self._shape.size_bytes)
         first, reserve = self._laid_out, not self._sized
         self._lay(
-            self._store.change_with_room(
-                lambda inventory: inventory.extend(self._uid, first, sizes, reserve=reserve)
-            )
+            self._store.change_with_room(lambda inventory: inventory.extend(self._uid, first, sizes, reserve=reserve))
         )
 
 

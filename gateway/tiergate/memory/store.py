@@ -59,9 +59,7 @@ class MemoryLimits:
         ConfigError: the limits contradict each other.
         """
         if self.index_bytes < MIN_INDEX_BYTES:
-            raise ConfigError(
-                f"the memory's index needs at least {MIN_INDEX_BYTES} bytes, not {self.index_bytes}"
-            )
+            raise ConfigError(f"the memory's index needs at least {MIN_INDEX_BYTES} bytes, not {self.index_bytes}")
         if self.slab_bytes < ALIGNMENT_BYTES:
             raise ConfigError(f"a slab needs at least {ALIGNMENT_BYTES} bytes, not {self.slab_bytes}")
         if self.budget_bytes - self.index_bytes < ALIGNMENT_BYTES:
@@ -114,9 +112,7 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
             with locked(folder / "lock"):
                 _check_layout(folder)
-                environment = open_environment(
-                    folder / "index", limits.index_bytes, len(TABLE_NAMES), preallocate=True
-                )
+                environment = open_environment(folder / "index", limits.index_bytes, len(TABLE_NAMES), preallocate=True)
         except OSError as error:
             raise ConfigError(f"{folder}: cannot use the memory folder: {error}") from error
         try:

@@ -200,9 +200,7 @@ def _read_trailer(given: Mapping[str, list[str]], payload: str, has_header: bool
     if has_header or len(names) > 1:
         raise RequestError("InvalidRequest", "Expecting a single x-amz-checksum- header")
     if names[0].removeprefix(HEADER_PREFIX) not in ALGORITHMS:
-        raise RequestError(
-            "InvalidRequest", "The value specified in the x-amz-trailer header is not supported"
-        )
+        raise RequestError("InvalidRequest", "The value specified in the x-amz-trailer header is not supported")
     if not payload.endswith("-TRAILER"):
         raise _malformed_trailer(names[0])
     return names[0]
@@ -214,8 +212,7 @@ def _check_sdk_algorithm(given: Mapping[str, list[str]], algorithm: str) -> None
             types = ", ".join(name.upper() for name in ALGORITHMS)
             raise RequestError(
                 "InvalidRequest",
-                "Checksum algorithm provided is unsupported. Please try again with any of the valid types: "
-                f"[{types}]",
+                f"Checksum algorithm provided is unsupported. Please try again with any of the valid types: [{types}]",
             )
         if not algorithm:
             raise RequestError(

@@ -37,9 +37,7 @@ _QUERY_PARAMETERS = (
     "X-Amz-SignedHeaders",
     "X-Amz-Expires",
 )
-_EXPECTED_CREDENTIAL = (
-    'the Credential is mal-formed; expecting "<YOUR-AKID>/YYYYMMDD/REGION/SERVICE/aws4_request".'
-)
+_EXPECTED_CREDENTIAL = 'the Credential is mal-formed; expecting "<YOUR-AKID>/YYYYMMDD/REGION/SERVICE/aws4_request".'
 
 
 @dataclass(frozen=True, slots=True)

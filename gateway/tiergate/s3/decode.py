@@ -113,9 +113,7 @@ def _parse_headers(layout: Layout, folded: Mapping[str, str], params: dict[str, 
                 maps.setdefault(prefix.member, {})[name.removeprefix(prefix.wire)] = value
     params.update(maps)
     if "ContentLength" in params and "x-amz-decoded-content-length" in folded:
-        decoded = Field(
-            "ContentLength", "x-amz-decoded-content-length", layout.headers["content-length"].shape
-        )
+        decoded = Field("ContentLength", "x-amz-decoded-content-length", layout.headers["content-length"].shape)
         params["ContentLength"] = _header_value(decoded, folded[decoded.wire])
     encodings = _comma_list(params.get("ContentEncoding", ""))
     kept = [each for each in encodings if each.lower() != "aws-chunked"]
@@ -157,9 +155,7 @@ def _parse_query(layout: Layout, target: Target, params: dict[str, Any]) -> None
     if params.get("EncodingType") == "":
         del params["EncodingType"]
     if params.get("EncodingType", "url") != "url":
-        raise _invalid_argument(
-            "encoding-type", params["EncodingType"], "Invalid Encoding Method specified in Request"
-        )
+        raise _invalid_argument("encoding-type", params["EncodingType"], "Invalid Encoding Method specified in Request")
 
 
 def _scalar(shape: Shape, name: str, text: str) -> Any:
@@ -225,11 +221,7 @@ def _structure(shape: StructureShape, node: Node) -> dict[str, Any]:
         for field in known.values():
             if field.shape.serialization.get("xmlAttribute") and field.wire.rpartition(":")[2] == name:
                 found[field.member] = value
-    if any(
-        name not in found
-        for name in shape.required_members
-        if "location" not in shape.members[name].serialization
-    ):
+    if any(name not in found for name in shape.required_members if "location" not in shape.members[name].serialization):
         raise malformed()
     if isinstance(found.get("ETag"), str):
         found["ETag"] = wire.unquote_etag(found["ETag"])

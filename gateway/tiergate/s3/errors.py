@@ -148,9 +148,7 @@ def _refused(error: OriginRefusedError, resource: str, request_id: str, host_id:
     if error.body or error.status < 400:
         return ErrorAnswer(error.status, headers, error.body)
     message = ERROR_CODES.get(error.code, (0, error.message))[1]
-    rendered = _answer(
-        _Verdict(error.status, error.code, message, {}), error.context, resource, request_id, host_id
-    )
+    rendered = _answer(_Verdict(error.status, error.code, message, {}), error.context, resource, request_id, host_id)
     kept = {name: value for name, value in headers.items() if name.lower() != "content-type"}
     return ErrorAnswer(error.status, {**kept, **rendered.headers}, rendered.body)
 

@@ -137,9 +137,7 @@ class Merge:
         self._changes = iter(changes)
         self._next = next(self._changes, None)
 
-    def feed(
-        self, page: Sequence[Entry | CommonPrefix], last: bool
-    ) -> Iterator[Entry | CommonPrefix | Doubt]:
+    def feed(self, page: Sequence[Entry | CommonPrefix], last: bool) -> Iterator[Entry | CommonPrefix | Doubt]:
         """What is listed up to the end of the origin's `page`, or to the very end if it is the `last` one.
 
         Exhaust it before the next page is fed.

@@ -119,8 +119,7 @@ def candidates() -> Mapping[tuple[str, Level], tuple[Operation, ...]]:
     for found in operations().values():
         groups.setdefault((found.method, found.level), []).append(found)
     return {
-        place: tuple(sorted(group, key=lambda each: each.specificity, reverse=True))
-        for place, group in groups.items()
+        place: tuple(sorted(group, key=lambda each: each.specificity, reverse=True)) for place, group in groups.items()
     }
 
 

@@ -49,9 +49,7 @@ def has_credentials(head: Head) -> bool:
     return any(name in ("AWSAccessKeyId", "Signature") for name, _ in head.parameters())
 
 
-def verify(
-    head: Head, secret_for: SecretFor, now_s: float, *, host_bucket: str | None = None
-) -> Verified | None:
+def verify(head: Head, secret_for: SecretFor, now_s: float, *, host_bucket: str | None = None) -> Verified | None:
     """Check a URL presigned with version 2; `host_bucket` is the bucket named by the host, if it is.
 
     Returns None when the request carries no such credentials. Version 2 signs only some query parameters;
@@ -141,9 +139,7 @@ def _subresources(raw_query: str) -> list[str]:
     return [name + value for name, value in sorted(found, key=lambda pair: pair[0])]
 
 
-def _signature_matches(
-    head: Head, secret: str, expires: str, signature: str, host_bucket: str | None
-) -> bool:
+def _signature_matches(head: Head, secret: str, expires: str, signature: str, host_bucket: str | None) -> bool:
     query = "&".join(_subresources(head.raw_query))
     content_md5, content_type = (head.single(name) or "" for name in ("content-md5", "content-type"))
     fixed = "\n".join((head.method, content_md5, content_type, expires))

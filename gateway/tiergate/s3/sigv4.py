@@ -60,8 +60,7 @@ __all__ = [
 MAX_SKEW_S = 15 * 60
 
 _MISMATCH = (
-    "The request signature we calculated does not match the signature you provided. "
-    "Check your key and signing method."
+    "The request signature we calculated does not match the signature you provided. Check your key and signing method."
 )
 SecretFor = Callable[[str], str | None]
 """The secret of an access key, or None when nobody has that key."""
@@ -137,9 +136,7 @@ def describe(head: Head) -> Verified:
     """
     parameters = dict(head.parameters())
     presigned = "X-Amz-Signature" in parameters or "Signature" in parameters
-    payload = (
-        head.single("x-amz-content-sha256") or parameters.get("X-Amz-Content-Sha256") or UNSIGNED_PAYLOAD
-    )
+    payload = head.single("x-amz-content-sha256") or parameters.get("X-Amz-Content-Sha256") or UNSIGNED_PAYLOAD
     credential = parameters.get("X-Amz-Credential") or parameters.get("AWSAccessKeyId") or ""
     for authorization in head.values("authorization"):
         scheme, _, rest = authorization.partition(" ")
@@ -256,9 +253,7 @@ def _signature_matches(head: Head, claim: Claim, key: bytes) -> bool:
     matches = False
     for path in path_forms(head.raw_path):
         for query in query_forms(claim.query):
-            canonical = "\n".join(
-                (head.method, path, query, headers, ";".join(claim.signed_headers), claim.payload)
-            )
+            canonical = "\n".join((head.method, path, query, headers, ";".join(claim.signed_headers), claim.payload))
             signature = sign_text(key, request_text(claim.timestamp, claim.scope, canonical))
             matches |= hmac.compare_digest(signature.encode(), given)
     return matches

@@ -51,9 +51,7 @@ def read(memory: Memory, body: Body) -> bytes | None:
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 511, 512, BLOCK - 1, BLOCK, BLOCK + 1, 11 * BLOCK + 77])
-def test_receive_any_size_is_read_back_with_block_checksums(
-    memory: Memory, content: Content, size_bytes: int
-) -> None:
+def test_receive_any_size_is_read_back_with_block_checksums(memory: Memory, content: Content, size_bytes: int) -> None:
     data = content("b", size_bytes)
     body = put(memory, "b", data)
     assert body.size_bytes == size_bytes
@@ -65,9 +63,7 @@ def test_receive_any_size_is_read_back_with_block_checksums(
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 512, 4095, 4097, 9000])
-def test_write_in_pieces_of_any_size_gives_the_same_body(
-    memory: Memory, content: Content, piece_bytes: int
-) -> None:
+def test_write_in_pieces_of_any_size_gives_the_same_body(memory: Memory, content: Content, piece_bytes: int) -> None:
     data = content("b", 3 * BLOCK + 5)
     receiving = memory.receive("b", len(data), "v1")
     for start in range(0, len(data), piece_bytes):
@@ -198,9 +194,7 @@ def test_evict_takes_least_recently_used_clean_bodies_only(memory: Memory, conte
     assert memory.stats().evictions == 1
 
 
-def test_pinned_reader_keeps_old_bytes_through_overwrite_drop_and_pressure(
-    memory: Memory, content: Content
-) -> None:
+def test_pinned_reader_keeps_old_bytes_through_overwrite_drop_and_pressure(memory: Memory, content: Content) -> None:
     data = content("old", 10 * BLOCK)
     put(memory, "old", data)
     pin = memory.pin("old")
@@ -395,9 +389,7 @@ def die(memory: Memory) -> None:
     memory.store.lease.release()
 
 
-def test_reap_gives_back_what_the_dead_were_doing_and_spares_the_living(
-    memory: Memory, content: Content
-) -> None:
+def test_reap_gives_back_what_the_dead_were_doing_and_spares_the_living(memory: Memory, content: Content) -> None:
     dead, alive = memory.share(), memory.share()
     put(memory, "a", content("a", 2 * BLOCK))
     for other in (dead, alive):
@@ -428,11 +420,7 @@ def test_reconcile_keeps_known_and_claimed_drops_the_rest(memory: Memory, conten
         put(owner, uid, content(uid, BLOCK), f"v-{uid}", confirm=uid in ("known", "unknown"))
     die(dead)
     memory.reconcile({"v-known", "v-crossed"}, memory.mark())
-    held = {
-        uid
-        for uid in ("known", "unknown", "claimed", "orphan", "crossed")
-        if memory.holds_whole(Body(uid, BLOCK))
-    }
+    held = {uid for uid in ("known", "unknown", "claimed", "orphan", "crossed") if memory.holds_whole(Body(uid, BLOCK))}
     assert held == {"known", "claimed", "crossed"}
     memory.reconcile({"v-known"}, memory.mark())
     assert not memory.holds_whole(Body("crossed", BLOCK))
@@ -479,9 +467,7 @@ def test_open_folder_of_another_layout_is_refused(tmp_path: Path, limits: Memory
         Memory.open(tmp_path, limits, clock)
 
 
-def test_open_folder_with_foreign_files_is_refused(
-    tmp_path: Path, limits: MemoryLimits, clock: Clock
-) -> None:
+def test_open_folder_with_foreign_files_is_refused(tmp_path: Path, limits: MemoryLimits, clock: Clock) -> None:
     (tmp_path / "photo.jpg").write_text("mine")
     with pytest.raises(ConfigError, match="not empty"):
         Memory.open(tmp_path, limits, clock)
@@ -501,9 +487,7 @@ def test_open_full_file_system_raises_config_error(
         Memory.open(tmp_path / "m", limits, clock)
 
 
-def test_open_with_less_budget_than_grown_is_refused(
-    tmp_path: Path, limits: MemoryLimits, clock: Clock
-) -> None:
+def test_open_with_less_budget_than_grown_is_refused(tmp_path: Path, limits: MemoryLimits, clock: Clock) -> None:
     first = Memory.open(tmp_path / "m", limits, clock)
     put(first, "a", bytes(64 * BLOCK))
     first.close()
@@ -516,9 +500,7 @@ def test_open_with_less_budget_than_grown_is_refused(
     "limits",
     [MemoryLimits(1 << 20, 1 << 20, 512), MemoryLimits(1 << 30, 1, 512), MemoryLimits(1 << 30, 1 << 20, 0)],
 )
-def test_open_contradicting_limits_raises_config_error(
-    tmp_path: Path, clock: Clock, limits: MemoryLimits
-) -> None:
+def test_open_contradicting_limits_raises_config_error(tmp_path: Path, clock: Clock, limits: MemoryLimits) -> None:
     with pytest.raises(ConfigError):
         Memory.open(tmp_path / "m", limits, clock)
 
@@ -572,9 +554,7 @@ def test_grow_ahead_stops_at_the_budget(memory: Memory) -> None:
     assert stats.slab_bytes + stats.index_bytes == stats.budget_bytes
 
 
-def test_pack_many_sizes_wastes_under_a_tenth(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pack_many_sizes_wastes_under_a_tenth(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     # A DCP save in miniature, a thousandth in all lengths but alignment: parts of 5, 8 and 50 MiB, some
     # small files; of two alternating checkpoints one is dropped while the next one arrives.
     monkeypatch.setattr(model, "BLOCK_BYTES", 64 << 10)

@@ -61,9 +61,7 @@ def test_lease_check_by_two_at_once_does_not_look_alive(tmp_path: Path) -> None:
     os.close(descriptor)
 
 
-def test_lease_swept_before_it_was_locked_tries_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lease_swept_before_it_was_locked_tries_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = fcntl.flock
     swept: list[int] = []
 

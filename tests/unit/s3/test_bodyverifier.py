@@ -60,9 +60,7 @@ def test_finish_claims_that_hold_proved(case: str) -> None:
     assert verifier.algorithm == next(iter(proved), "")
 
 
-@pytest.mark.parametrize(
-    "case", [case for case, (headers, payload, *_) in GOOD.items() if headers or payload]
-)
+@pytest.mark.parametrize("case", [case for case, (headers, payload, *_) in GOOD.items() if headers or payload])
 def test_finish_another_body_refused_whenever_something_was_claimed(case: str) -> None:
     headers, payload, trailers, _ = GOOD[case]
     verifier = BodyVerifier(headers, payload)
@@ -154,9 +152,7 @@ def test_finish_wrong_trailer_refused(trailers: dict[str, str], code: str) -> No
         ([], UNSIGNED_PAYLOAD, ("md5",), True),
     ],
 )
-def test_expensive_only_for_slow_hashes(
-    headers: Headers, payload: str, also: tuple[str, ...], expensive: bool
-) -> None:
+def test_expensive_only_for_slow_hashes(headers: Headers, payload: str, also: tuple[str, ...], expensive: bool) -> None:
     assert BodyVerifier(headers, payload, also=also).expensive is expensive
 
 
@@ -183,10 +179,7 @@ def test_object_checksums_false_only_the_document_checked() -> None:
 
 
 def test_unknown_algorithms_found_wherever_named() -> None:
-    assert (
-        unknown_algorithms([CRC32_HEADER, CRC32_TRAILER, SDK_CRC32, ("x-amz-checksum-type", "COMPOSITE")])
-        == set()
-    )
+    assert unknown_algorithms([CRC32_HEADER, CRC32_TRAILER, SDK_CRC32, ("x-amz-checksum-type", "COMPOSITE")]) == set()
     assert unknown_algorithms([("X-Amz-Checksum-CRC7", "x")]) == {"crc7"}
     assert unknown_algorithms([("x-amz-trailer", "a, x-amz-checksum-crc8")]) == {"crc8"}
     assert unknown_algorithms([("x-amz-sdk-checksum-algorithm", "CRC9")]) == {"crc9"}

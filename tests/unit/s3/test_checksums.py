@@ -96,8 +96,7 @@ def test_bodies_crc64nvme_from_blocks_as_computed_directly() -> None:
             "u",
             len(one),
             b"".join(
-                block_checksum(one[at : at + BLOCK_BYTES]).to_bytes(8, "big")
-                for at in range(0, len(one), BLOCK_BYTES)
+                block_checksum(one[at : at + BLOCK_BYTES]).to_bytes(8, "big") for at in range(0, len(one), BLOCK_BYTES)
             ),
         )
         for one in data

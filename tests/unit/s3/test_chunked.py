@@ -48,11 +48,7 @@ TRAILING_BODY = (
 
 
 def decode(decoder: ChunkedDecoder, body: bytes, step: int = 1 << 20) -> bytes:
-    pieces = [
-        bytes(piece)
-        for start in range(0, len(body), step)
-        for piece in decoder.feed(body[start : start + step])
-    ]
+    pieces = [bytes(piece) for start in range(0, len(body), step) for piece in decoder.feed(body[start : start + step])]
     decoder.finish()
     return b"".join(pieces)
 
@@ -122,10 +118,7 @@ def test_decode_signed_trailer_changed_refused(old: bytes, new: bytes, code: str
 
 def test_decode_signed_body_two_chunks_swapped_refused() -> None:
     one, two, end = (b"%x;chunk-signature=%s\r\n" % (n, b"0" * 64) for n in (8192, 8192, 0))
-    assert (
-        refusal(ChunkedDecoder(None, PLAIN), one + b"a" * 8192 + b"\r\n" + two + end)
-        == "SignatureDoesNotMatch"
-    )
+    assert refusal(ChunkedDecoder(None, PLAIN), one + b"a" * 8192 + b"\r\n" + two + end) == "SignatureDoesNotMatch"
 
 
 def test_decode_signed_framing_without_signer_signatures_ignored() -> None:
@@ -212,9 +205,7 @@ MALFORMED_TRAILERS = {
 
 @pytest.mark.parametrize("case", MALFORMED_TRAILERS)
 def test_decode_malformed_trailer_refused(case: str) -> None:
-    assert (
-        refusal(ChunkedDecoder(5, None, [CRC]), HELLO + MALFORMED_TRAILERS[case]) == "MalformedTrailerError"
-    )
+    assert refusal(ChunkedDecoder(5, None, [CRC]), HELLO + MALFORMED_TRAILERS[case]) == "MalformedTrailerError"
 
 
 def test_decode_small_chunk_before_another_refused_as_s3() -> None:

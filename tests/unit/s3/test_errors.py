@@ -150,16 +150,12 @@ def test_refusal_of_the_origin_passes_as_it_is() -> None:
         "x-amz-foo": "1",
     }
     error = OriginRefusedError(418, "Teapot", body=b"<Error/>x", headers=headers)
-    assert answer(error) == ErrorAnswer(
-        418, {"Content-Type": "application/xml", "x-amz-foo": "1"}, b"<Error/>x"
-    )
+    assert answer(error) == ErrorAnswer(418, {"Content-Type": "application/xml", "x-amz-foo": "1"}, b"<Error/>x")
     assert error_code(error) == "Teapot"
 
 
 def test_refusal_without_a_body_is_given_one() -> None:
-    error = OriginRefusedError(
-        404, "NoSuchKey", headers={"content-type": "text/html", "x-amz-foo": "1"}, key="k"
-    )
+    error = OriginRefusedError(404, "NoSuchKey", headers={"content-type": "text/html", "x-amz-foo": "1"}, key="k")
     found = answer(error)
     assert found.status == 404
     assert found.headers == {"x-amz-foo": "1", "Content-Type": "application/xml"}

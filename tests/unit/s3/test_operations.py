@@ -131,9 +131,7 @@ def test_parse_put_object_types_members_and_drops_framing() -> None:
 
 
 def test_parse_repeated_headers_of_a_multidict_are_joined() -> None:
-    headers = CIMultiDict(
-        [("x-amz-meta-a", "1"), ("X-Amz-Meta-A", "2"), ("If-Match", '"x"'), ("If-Match", "y")]
-    )
+    headers = CIMultiDict([("x-amz-meta-a", "1"), ("X-Amz-Meta-A", "2"), ("If-Match", '"x"'), ("If-Match", "y")])
     parsed = parse("GetObject", target("/bkt/k"), headers, b"")
     assert parsed["IfMatch"] == '"x",y'
     assert parse("PutObject", target("/bkt/k"), headers, b"")["Metadata"] == {"a": "1,2"}
@@ -240,10 +238,7 @@ def test_parse_delete_objects_bounds_and_emptiness_are_checked() -> None:
     assert code("<Delete/>") == "MalformedXML"
     assert code("<Delete><Object><Key/></Object></Delete>") == "MalformedXML"
     assert code(keys(1001)) == "MalformedXML"
-    assert (
-        len(parse("DeleteObjects", target("/bkt?delete"), {}, keys(1000).encode())["Delete"]["Objects"])
-        == 1000
-    )
+    assert len(parse("DeleteObjects", target("/bkt?delete"), {}, keys(1000).encode())["Delete"]["Objects"]) == 1000
 
 
 def test_render_head_object_quotes_formats_and_encodes_headers() -> None:
@@ -289,10 +284,7 @@ def test_render_bucket_location_is_the_root_and_empty_for_us_east_1() -> None:
     empty = prolog + b'<LocationConstraint xmlns="http://s3.amazonaws.com/doc/2006-03-01/"/>'
     assert render("GetBucketLocation", {"LocationConstraint": "us-east-1"})[1] == empty
     assert render("GetBucketLocation", {})[1] == empty
-    assert (
-        b">eu-west-1</LocationConstraint>"
-        in render("GetBucketLocation", {"LocationConstraint": "eu-west-1"})[1]
-    )
+    assert b">eu-west-1</LocationConstraint>" in render("GetBucketLocation", {"LocationConstraint": "eu-west-1"})[1]
 
 
 def test_render_list_uses_the_names_and_formats_of_aws() -> None:
@@ -316,9 +308,7 @@ def test_render_object_attributes_leaves_the_etag_bare() -> None:
 
 
 def test_render_streaming_answer_has_headers_only() -> None:
-    headers, body = render(
-        "GetObject", {"ContentType": "text/plain", "ContentRange": "bytes 0-0/1", "Body": b"x"}
-    )
+    headers, body = render("GetObject", {"ContentType": "text/plain", "ContentRange": "bytes 0-0/1", "Body": b"x"})
     assert body == b""
     assert headers == {"Content-Type": "text/plain", "Content-Range": "bytes 0-0/1"}
 

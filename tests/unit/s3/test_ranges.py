@@ -75,9 +75,7 @@ def test_content_range_is_inclusive() -> None:
     assert content_range(3, 10, 10) == "bytes 3-9/10"
 
 
-@pytest.mark.parametrize(
-    ("header", "expected"), [(None, None), ("bytes=0-9", (0, 10)), ("bytes=3-3", (3, 4))]
-)
+@pytest.mark.parametrize(("header", "expected"), [(None, None), ("bytes=0-9", (0, 10)), ("bytes=3-3", (3, 4))])
 def test_parse_copy_range_inside_the_source(header: str | None, expected: tuple[int, int] | None) -> None:
     assert parse_copy_range(header, 10) == expected
 

@@ -48,9 +48,7 @@ def authorization(signed: str, signature: str, scope: str = "20130524/us-east-1/
     return f"AWS4-HMAC-SHA256 Credential={KEY}/{scope},SignedHeaders={signed},Signature={signature}"
 
 
-def example(
-    target: str, extra: list[tuple[str, str]], signed: str, signature: str, method: str = "GET"
-) -> Head:
+def example(target: str, extra: list[tuple[str, str]], signed: str, signature: str, method: str = "GET") -> Head:
     return Head(method, target, [*BASE, *extra, ("Authorization", authorization(signed, signature))])
 
 
@@ -277,9 +275,7 @@ def test_secret_values_never_in_a_repr() -> None:
 
 
 def signed_head(method: str, target: str, headers: dict[str, str], payload: str) -> Head:
-    sent = sign(
-        method, f"http://{HOST}{target}", headers, payload, Credentials(KEY, SECRET), "us-east-1", NOW
-    )
+    sent = sign(method, f"http://{HOST}{target}", headers, payload, Credentials(KEY, SECRET), "us-east-1", NOW)
     return Head(method, target, [("Host", HOST), *sent.items()])
 
 
@@ -306,8 +302,7 @@ def test_sign_old_credentials_and_dates_dropped_token_added() -> None:
 def test_sign_time_zone_of_now_does_not_matter() -> None:
     there = NOW.astimezone(timezone(timedelta(hours=9)))
     one, other = (
-        sign("GET", f"http://{HOST}/k", {}, EMPTY_SHA256, Credentials(KEY, SECRET), "r", now)
-        for now in (NOW, there)
+        sign("GET", f"http://{HOST}/k", {}, EMPTY_SHA256, Credentials(KEY, SECRET), "r", now) for now in (NOW, there)
     )
     assert one == other
 
@@ -325,22 +320,15 @@ def test_verify_date_header_alone_accepted_when_signed() -> None:
     headers = [("Host", HOST), ("Date", date), ("x-amz-content-sha256", EMPTY_SHA256)]
     head = Head("GET", "/k", [*headers, ("Authorization", authorization(signed, signature))])
     assert verify(head, secrets, NOW_S) is not None
-    unsigned = Head(
-        "GET", "/k", [*headers, ("Authorization", authorization(signed.removeprefix("date;"), signature))]
-    )
+    unsigned = Head("GET", "/k", [*headers, ("Authorization", authorization(signed.removeprefix("date;"), signature))])
     assert code_of(unsigned) == "AccessDenied"
 
 
 def test_verify_duplicate_headers_joined_in_order() -> None:
-    sent = sign(
-        "PUT", f"http://{HOST}/k", {"x-amz-meta-a": "1,2"}, EMPTY_SHA256, Credentials(KEY, SECRET), "r", NOW
-    )
+    sent = sign("PUT", f"http://{HOST}/k", {"x-amz-meta-a": "1,2"}, EMPTY_SHA256, Credentials(KEY, SECRET), "r", NOW)
     rest = [("Host", HOST), *((name, value) for name, value in sent.items() if name != "x-amz-meta-a")]
     assert verify(Head("PUT", "/k", [*rest, ("X-Amz-Meta-A", "1"), ("x-amz-meta-a", "2")]), secrets, NOW_S)
-    assert (
-        code_of(Head("PUT", "/k", [*rest, ("x-amz-meta-a", "2"), ("x-amz-meta-a", "1")]))
-        == "SignatureDoesNotMatch"
-    )
+    assert code_of(Head("PUT", "/k", [*rest, ("x-amz-meta-a", "2"), ("x-amz-meta-a", "1")])) == "SignatureDoesNotMatch"
 
 
 def test_verify_signed_header_without_a_value_taken_away_refused() -> None:
@@ -394,8 +382,7 @@ def head_of(request: AWSPreparedRequest) -> Head:
     parts = urlsplit(request.url)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     headers = [
-        (name, value.decode() if isinstance(value, bytes) else str(value))
-        for name, value in request.headers.items()
+        (name, value.decode() if isinstance(value, bytes) else str(value)) for name, value in request.headers.items()
     ]
     if not any(name.lower() == "host" for name, _ in headers):
         headers.append(("Host", parts.netloc))
@@ -425,9 +412,7 @@ def test_boto3_over_https_trailing_checksum_proved(body_bytes: int) -> None:
     assert verified.payload == STREAMING_UNSIGNED_TRAILER
     assert strip_aws_chunked(head.single("content-encoding") or "") == "gzip"
     verifier = BodyVerifier(head.headers, verified.payload)
-    decoder = ChunkedDecoder(
-        int(head.single("x-amz-decoded-content-length") or ""), None, [verifier.trailer or ""]
-    )
+    decoder = ChunkedDecoder(int(head.single("x-amz-decoded-content-length") or ""), None, [verifier.trailer or ""])
     for piece in decoder.feed(sent[0]):
         verifier.update(piece)
     decoder.finish()
