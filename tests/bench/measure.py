@@ -165,10 +165,12 @@ def measure_cpu(options: argparse.Namespace) -> dict[str, Any]:
         servers = [(server, stack.enter_context(closing(server.connect()))) for server in (plain, gateway)]
         for _, (server, connection) in itertools.product(range(options.rounds), servers):
             whole = server.cpu_s()
-            with held(server is gateway):
-                with timed(figures, "put worker", server.name, server.worker_cpu_s, options.gib):
-                    for number in range(count):
-                        put(connection, f"cpu/{number}", body, headers)
+            with (
+                held(server is gateway),
+                timed(figures, "put worker", server.name, server.worker_cpu_s, options.gib),
+            ):
+                for number in range(count):
+                    put(connection, f"cpu/{number}", body, headers)
             if server is gateway:
                 running.wait_settled(SETTLE_DEADLINE_S)
             keep(figures, "put whole, write-back included", server.name, (server.cpu_s() - whole) / options.gib)

@@ -87,7 +87,7 @@ def test_demo_shows_its_table_and_succeeds(tmp_path: Path) -> None:
     assert killed[5] == "no .metadata yet"
     assert "also without the gateway" in table
     assert demo_folders() <= before
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("tiergate*")) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -103,7 +103,7 @@ def test_demo_interrupted_leaves_nothing(number: signal.Signals, tmp_path: Path)
     assert (running.returncode, err) == (130, "")
     assert [pid for pid in pids if is_alive(pid)] == []
     assert demo_folders() <= before
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("tiergate*")) == []
 
 
 def test_demo_without_its_extra_says_what_to_install_in_one_line(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import pytest
 from botocore.exceptions import EndpointConnectionError
@@ -16,7 +17,7 @@ from tiergate.testing.origins import MotoOrigin, ProcessOrigin, SeaweedOrigin
 KNOWN_FAULTS: dict[type[ProcessOrigin], set[str]] = {
     # GET with a part number gives the whole object; nothing is verified.
     MotoOrigin: {"multipart upload", "checksum", "wrong Content-MD5"},
-    # A key that ends with a slash has no body.
+    # A key that ends with a slash has no body, and two slashes in a row are one.
     SeaweedOrigin: {"awkward keys"},
 }
 
@@ -35,6 +36,8 @@ def words(endpoint: str, bucket: str) -> list[str]:
     return ["test", "--endpoint", endpoint, "--access-key", "test", "--secret-key", "test", "--bucket", bucket]
 
 
+# Not SeaweedFS: what it lists of a key with two slashes in a row is not what was written.
+@pytest.mark.parametrize("origin", [MotoOrigin], indirect=True, ids=["moto"])
 def test_a_node_passes_and_keeps_nothing(node: RunningNode, direct: Any, bucket: str) -> None:
     command = [sys.executable, "-m", "tiergate", *words(node.endpoint, bucket)]
     environment = {"PYTHONPATH": str(Path(tiergate.__file__).parent.parent), "NO_COLOR": "1", "COLUMNS": "200"}
@@ -47,6 +50,7 @@ def test_a_node_passes_and_keeps_nothing(node: RunningNode, direct: Any, bucket:
     assert "Uploads" not in direct.list_multipart_uploads(Bucket=bucket)
 
 
+@pytest.mark.parametrize("origin", [MotoOrigin], indirect=True, ids=["moto"])
 def test_a_bucket_that_was_made_for_the_test_is_removed(node: RunningNode, direct: Any, bucket: str) -> None:
     made = f"{bucket}-made"
     client = node.client()
@@ -58,7 +62,7 @@ def test_a_bucket_that_was_made_for_the_test_is_removed(node: RunningNode, direc
 
 def test_origins_fail_only_where_they_are_known_to_differ(origin: ProcessOrigin, bucket: str) -> None:
     seen: list[selftest.Result] = []
-    client = origin.client()
+    client = selftest.connect(origin.endpoint, origin.access_key, origin.secret_key)
     results = selftest.run_checks(client, bucket, on_result=seen.append)
     client.close()
     assert seen == results
@@ -80,7 +84,7 @@ def test_a_fault_is_shown_and_fails_the_command(
 def test_every_check_fails_against_an_endpoint_that_refuses_everything(name: str) -> None:
     client = selftest.connect("http://127.0.0.1:1", "test", "test")
     place = selftest.Place(client, "bucket", "prefix/")
-    with pytest.raises(EndpointConnectionError):
+    with pytest.raises((EndpointConnectionError, URLError)):
         selftest.CHECKS[name](place)
     client.close()
 

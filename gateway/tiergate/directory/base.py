@@ -6,7 +6,7 @@ implementation may sit behind a network; a cancelled call either happened whole 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tiergate.model import Bucket, ObjectName, OriginUpload, Part, Pending, Record, Role, Upload, Version
@@ -20,6 +20,8 @@ class Seen:
     record: Record | None
     pending: Pending | None
     revision: int
+    drops: int = field(default=0, compare=False)
+    """How often this key, or one that shares its slot, lost its record: for `adopt`."""
 
     @property
     def guard(self) -> int:
@@ -60,6 +62,8 @@ class Finished:
     etag: str
     parts: tuple[tuple[int, str], ...]
     finished_s: float
+    through: bool = False
+    """It was completed in the origin."""
 
 
 class Directory(Protocol):
@@ -118,9 +122,23 @@ class Directory(Protocol):
         """Like `scan`, of the records only that are dirty or tombstones."""
         ...
 
-    async def adopt(self, name: ObjectName, version: Version, origin_etag: str, role: Role, now_s: float) -> Record:
+    async def adopt(
+        self,
+        name: ObjectName,
+        version: Version,
+        origin_etag: str,
+        role: Role,
+        now_s: float,
+        since: int | None = None,
+    ) -> Record:
         """Record a version found in the origin as clean, unless the key has a record: then that one is returned. Its
-        place among the commits is not known: a marker counts as after all, anything else as before all."""
+        place among the commits is not known: a marker counts as after all, anything else as before all. `since` is
+        what `Seen.drops` was before the origin was asked.
+
+        Raises:
+            ConflictError: the key (or one that shares its slot) lost its record after `since`, so the origin may have
+                spoken of what was deleted meanwhile. Ask again.
+        """
         ...
 
     async def revalidated(self, name: ObjectName, uid: str, now_s: float) -> None:

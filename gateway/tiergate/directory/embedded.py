@@ -16,7 +16,7 @@ import lmdb
 from tiergate.directory import transitions
 from tiergate.directory.base import Committed, Finished, Intent, Seen
 from tiergate.directory.rows import TABLE_NAMES, Rows, Tables
-from tiergate.errors import MemoryFullError, NotFoundError
+from tiergate.errors import ConflictError, MemoryFullError, NotFoundError
 from tiergate.lmdbfile import open_environment
 from tiergate.model import (
     NO_BASE,
@@ -108,7 +108,7 @@ class EmbeddedDirectory:
 
     async def get(self, name: ObjectName) -> Seen:
         with self._reading() as rows:
-            return Seen(rows.record(name), rows.pending(name), rows.revision())
+            return Seen(rows.record(name), rows.pending(name), rows.revision(), rows.drops(name))
 
     async def scan(self, bucket: str, prefix: str, after: str, limit: int) -> list[Record]:
         with self._reading() as rows:
@@ -129,11 +129,21 @@ class EmbeddedDirectory:
     async def delete(self, name: ObjectName, intent: Intent) -> Committed | None:
         return self._add(lambda rows: transitions.delete(rows, name, intent))
 
-    async def adopt(self, name: ObjectName, version: Version, origin_etag: str, role: Role, now_s: float) -> Record:
+    async def adopt(
+        self,
+        name: ObjectName,
+        version: Version,
+        origin_etag: str,
+        role: Role,
+        now_s: float,
+        since: int | None = None,
+    ) -> Record:
         def transition(rows: Rows) -> Record:
             known = rows.record(name)
             if known is not None:
                 return known
+            if since is not None and rows.drops(name) != since:
+                raise ConflictError("the key was deleted meanwhile", bucket=name.bucket, key=name.key)
             modified = rows.next_revision()
             # Nobody knows when it was committed: a member counts as before all markers, a marker as after all.
             revision = modified if role is Role.MARKER else 0
@@ -315,7 +325,7 @@ class EmbeddedDirectory:
         def transition(rows: Rows) -> None:
             upload = rows.upload(upload_id)
             if upload is not None:
-                _finish(rows, upload, version, part_list, now_s)
+                _finish(rows, upload, version, part_list, now_s, through=True)
 
         self._change(transition)
 
@@ -378,6 +388,15 @@ def _upload(rows: Rows, upload_id: str) -> Upload:
     return upload
 
 
-def _finish(rows: Rows, upload: Upload, version: Version, part_list: Sequence[tuple[int, str]], now_s: float) -> None:
+def _finish(
+    rows: Rows,
+    upload: Upload,
+    version: Version,
+    part_list: Sequence[tuple[int, str]],
+    now_s: float,
+    *,
+    through: bool = False,
+) -> None:
     rows.drop_upload(upload)
-    rows.put_finished(upload.upload_id, Finished(upload.name, version.uid, version.etag, tuple(part_list), now_s))
+    finished = Finished(upload.name, version.uid, version.etag, tuple(part_list), now_s, through)
+    rows.put_finished(upload.upload_id, finished)

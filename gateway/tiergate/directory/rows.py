@@ -4,6 +4,7 @@ A value is a schema byte and the msgpack of a frozen dataclass. Every index is c
 it belongs to, so that a transition cannot forget one.
 """
 
+import hashlib
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -184,7 +185,12 @@ class Rows:
         """Write a record whose state, role, revisions and version are what they were."""
         self._put("records", object_key(record.name.bucket, record.name.key), encode(record))
 
+    def drops(self, name: ObjectName) -> int:
+        """How often a key of the name's slot lost its record."""
+        return self.number(_slot(name))
+
     def drop_record(self, name: ObjectName) -> None:
+        self._add(_slot(name), 1)
         self._unindex(name)
         self._delete("records", object_key(name.bucket, name.key))
 
@@ -361,6 +367,11 @@ def _in_order(ties: list[N], prefix: str, after: str) -> list[N]:
 def _may_follow(key: str, prefix: str) -> bool:
     """Whether keys of the prefix may come after `key`."""
     return key.startswith(prefix) or key.encode() < prefix.encode()
+
+
+def _slot(name: ObjectName) -> str:
+    """One of 256 numbers that stand for all keys, so that what is kept of deleted ones is bounded."""
+    return f"dropped.{hashlib.blake2b(f'{name.bucket}/{name.key}'.encode(), digest_size=1).hexdigest()}"
 
 
 def marker_key(name: ObjectName) -> bytes:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tiergate.directory.base import Seen
 from tiergate.engine.outage import AWAY, Outage
 from tiergate.engine.rooms import Rooms, log_name
-from tiergate.errors import NotFoundError, invariant
+from tiergate.errors import ConflictError, NotFoundError, invariant
 from tiergate.model import Body, ObjectName, Part, Record, State, Version, new_uid
 from tiergate.observe.logs import get_logger
 from tiergate.origin.client import OriginObject
@@ -61,7 +61,7 @@ class Resolver:
         """What a strong read of the directory means, after asking the origin where it has to be asked."""
         record = seen.record
         if record is None:
-            return await self._from_origin(name)
+            return await self._from_origin(name, seen.drops)
         if record.state is State.TOMBSTONE or record.version is None:
             return None
         if record.state is State.CLEAN and self._is_stale(record):
@@ -74,7 +74,7 @@ class Resolver:
             return False
         return self._rooms.clock.wall_s() - record.validated_s > self._rooms.settings.revalidate_s
 
-    async def _from_origin(self, name: ObjectName) -> Current | None:
+    async def _from_origin(self, name: ObjectName, since: int) -> Current | None:
         exclusive = self._rooms.settings.prefix_for(name.bucket, name.key).exclusive
         try:
             if exclusive:
@@ -88,13 +88,17 @@ class Resolver:
             return None
         if there is None:
             return None
-        return await self._adopt(name, there)
+        return await self._adopt(name, there, since)
 
-    async def _adopt(self, name: ObjectName, there: OriginObject) -> Current | None:
+    async def _adopt(self, name: ObjectName, there: OriginObject, since: int) -> Current | None:
         now_s = self._rooms.clock.wall_s()
         version = foreign_version(there, now_s)
         role = self._rooms.markers.role_of(name, version.size_bytes)
-        record = await self._rooms.directory.adopt(name, version, there.etag, role, now_s)
+        try:
+            record = await self._rooms.directory.adopt(name, version, there.etag, role, now_s, since)
+        except ConflictError:
+            # What the origin said may be older than a deletion that it has carried out by now.
+            return await self.find(name)
         if record.version is None:
             return None
         return Current(record, record.version)

@@ -12,9 +12,6 @@ from tiergate.memory.memory import Receiving
 from tiergate.model import Body, ObjectName
 from tiergate.policy.admission import LossBounds, admit
 
-LARGEST_BODY_BYTES = 5 << 30
-"""https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html: one PutObject or part is at most 5 GiB."""
-
 INLINE_HASH_BYTES = 32 << 10
 
 
@@ -60,8 +57,8 @@ class Intake:
         """
         size = body.size_bytes
         if size is None:
-            return self._rooms.memory.receive_unsized(body_uid, holder, LARGEST_BODY_BYTES)
-        if size > LARGEST_BODY_BYTES:
+            return self._rooms.memory.receive_unsized(body_uid, holder, self._rooms.settings.max_body_bytes)
+        if size > self._rooms.settings.max_body_bytes:
             raise RequestError("EntityTooLarge", "Your proposed upload exceeds the maximum allowed size")
         return self._rooms.memory.receive(body_uid, size, holder)
 

@@ -78,8 +78,9 @@ class Listings:
         if page.max_keys == 0:
             return page
         after = position.after if position else ""
-        merge = Merge(changes_of(await self._unpersisted(bucket, prefix, after)))
+        is_prefix = position is not None and position.is_prefix
         while True:
+            before = await self._unpersisted(bucket, prefix, after)
             try:
                 there = await self._origin_page(bucket, prefix, delimiter, after)
             except AWAY:
@@ -87,7 +88,12 @@ class Listings:
                 self._rooms.metrics.origin_outage_answers.inc()
                 return await self._from_directory(call, position)
             items = await self._own(bucket, origin_items(there))
-            for item in merge.feed(items, last=not there.is_truncated):
+            # A marker may have been withdrawn between the two: the origin does not hold it, and the first look did not
+            # see it as un-persisted. So there is a second look; for what both saw, the later one counts.
+            seen = {record.name.key: record for record in before}
+            seen |= {record.name.key: record for record in await self._unpersisted(bucket, prefix, after)}
+            records = within_page(seen.values(), after if is_prefix else "", there)
+            for item in Merge(changes_of(records)).feed(items, last=True):
                 found = item
                 if isinstance(item, Doubt):
                     if not await self._stands(bucket, item):
@@ -98,6 +104,7 @@ class Listings:
             if not there.is_truncated:
                 return page
             after = there.last_key
+            is_prefix = after in there.common_prefixes
 
     async def _origin_page(self, bucket: str, prefix: str, delimiter: str, after: str) -> OriginPage:
         def question() -> Awaitable[OriginPage]:
@@ -177,6 +184,23 @@ class Listings:
         output = uploads_output(rows, params, prefix, delimiter, limit)
         headers, body = render(call.operation, output | {"Bucket": bucket})
         return Answer(200, headers, body)
+
+
+def within_page(records: Iterable[Record], listed_prefix: str, page: OriginPage) -> list[Record]:
+    """Those that belong between the origin's page before and the end of `page`, sorted; keys under `listed_prefix` were
+    rolled up on the page before."""
+    found = sorted(records, key=lambda record: order(record.name.key))
+    if listed_prefix:
+        found = [record for record in found if not record.name.key.startswith(listed_prefix)]
+    if not page.is_truncated:
+        return found
+    last = page.last_key
+    under = last if last in page.common_prefixes else None
+    return [
+        record
+        for record in found
+        if order(record.name.key) <= order(last) or (under is not None and record.name.key.startswith(under))
+    ]
 
 
 def changes_of(records: Sequence[Record]) -> Iterator[Change]:

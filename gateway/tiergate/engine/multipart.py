@@ -166,7 +166,7 @@ class Multipart:
         role = self._rooms.markers.role_of(call.name, version.size_bytes)
         pairs = [(part.number, part.etag) for part in parts]
         if any(part.spilled_etag for part in held):
-            await self._spill.complete(upload, version, pairs, role, ground)
+            version = await self._spill.complete(upload, version, pairs, role, ground, conditions)
             ack = ACK_ORIGIN
         else:
 
@@ -184,7 +184,7 @@ class Multipart:
         again = [(item["PartNumber"], unquote(item["ETag"])) for item in listed]
         if again != list(finished.parts):
             raise no_such_upload(call.params["UploadId"])
-        return self._complete_answer(call, finished.etag, {}, ACK_MEMORY)
+        return self._complete_answer(call, finished.etag, {}, ACK_ORIGIN if finished.through else ACK_MEMORY)
 
     def _complete_answer(self, call: Call, etag: str, members: dict[str, Any], ack: str) -> Answer:
         bucket, key = call.target.bucket, call.target.key

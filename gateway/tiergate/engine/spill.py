@@ -5,15 +5,15 @@ says `origin`, since that is where the bytes are.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tiergate.directory.base import Intent
 from tiergate.engine.calls import Call
-from tiergate.engine.ground import Ground
+from tiergate.engine.ground import Ground, WriteConditions
 from tiergate.engine.rooms import Rooms, log_name
-from tiergate.engine.through import ProvedStream, Through
+from tiergate.engine.through import ProvedStream, Through, condition_of
 from tiergate.errors import OriginRefusedError, OverloadedError
 from tiergate.model import Part, Role, Upload, Version
-from tiergate.origin.client import Condition
 from tiergate.origin.stamp import stamp_header
 from tiergate.writeback.sender import pin_part, stream, verify
 
@@ -75,9 +75,16 @@ class Spill:
         return moved
 
     async def complete(
-        self, upload: Upload, version: Version, listed: Sequence[tuple[int, str]], role: Role, ground: Ground
-    ) -> None:
-        """Complete the upload in the origin, inside the request, and commit it as written through.
+        self,
+        upload: Upload,
+        version: Version,
+        listed: Sequence[tuple[int, str]],
+        role: Role,
+        ground: Ground,
+        conditions: WriteConditions,
+    ) -> Version:
+        """Complete the upload in the origin, inside the request, and commit it as written through. The ETag is the
+        origin's: its parts' are.
 
         Raises:
             OverloadedError: its turn did not come in time.
@@ -90,7 +97,7 @@ class Spill:
         pairs = [(part.number, part.spilled_etag) for part in parts]
         try:
             answer = await self._rooms.origin.complete_multipart_upload(
-                upload.name, spill_id, pairs, {}, Condition.none()
+                upload.name, spill_id, pairs, {}, condition_of(upload.name, seen, conditions)
             )
             origin_etag = answer.etag
         except OriginRefusedError as refused:
@@ -105,11 +112,13 @@ class Spill:
             start_revision=ground.start_revision,
             now_s=self._rooms.clock.wall_s(),
             base=ground.base,
-            guard=seen.guard if ground.guard is None else ground.guard,
+            guard=seen.guard,
             conditional=ground.conditional,
         )
+        version = replace(version, etag=origin_etag)
         await self._through.commit(upload.name, version, origin_etag, intent)
         await self._rooms.directory.end_spilled(upload.upload_id, version, listed, self._rooms.clock.wall_s())
+        return version
 
     async def abandon(self, upload: Upload) -> None:
         """Abort what an aborted upload had in the origin."""

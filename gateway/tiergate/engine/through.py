@@ -7,10 +7,12 @@ of its key; then its bytes go to the origin as they arrive, and the acknowledgem
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from tiergate.directory.base import Intent
+from tiergate.directory.base import Intent, Seen
 from tiergate.engine.acks import ACK_HEADER, ACK_ORIGIN
 from tiergate.engine.calls import Answer, Call, IncomingBody
+from tiergate.engine.current import Current
 from tiergate.engine.forwarding import forward
+from tiergate.engine.ground import Ground, WriteConditions
 from tiergate.engine.identity import Description
 from tiergate.engine.outage import Outage
 from tiergate.engine.owned import MAKES_VISIBLE
@@ -22,6 +24,7 @@ from tiergate.model import (
     BLOCK_CHECKSUM_BYTES,
     UNKNOWN_BASE,
     Body,
+    Kind,
     ObjectName,
     Part,
     Version,
@@ -30,12 +33,16 @@ from tiergate.model import (
 from tiergate.origin.client import Condition, PutAnswer
 from tiergate.origin.stamp import stamp_header
 from tiergate.s3.checksums import block_checksum
+from tiergate.s3.conditions import check_write
 from tiergate.s3.copysource import parse_copy_source
 from tiergate.s3.operations import parse
 
 COMMIT_ATTEMPTS_COUNT = 8
 
 DOCUMENT_LIMIT_BYTES = 4 << 20
+
+MANY = 1 << 30
+"""More than can be pending."""
 
 LISTINGS = frozenset({"ListObjects", "ListObjectsV2"})
 """Listings show what is pending; one that is forwarded, for a part that only the origin knows, must too."""
@@ -107,7 +114,7 @@ class Through:
         self.turn = Turn(rooms)
 
     # -- write-through of one object
-    async def put(self, call: Call, described: Description, start_revision: int) -> Answer:
+    async def put(self, call: Call, described: Description, ground: Ground) -> Answer:
         """PutObject straight to the origin.
 
         Raises:
@@ -117,7 +124,7 @@ class Through:
         if size is None:
             raise OverloadedError("no room for a body of unknown length", **log_name(call.name))
         role = self._rooms.markers.role_of(call.name, size)
-        await self.turn.come(call.name, role, start_revision)
+        await self.turn.come(call.name, role, ground.start_revision)
         self._rooms.metrics.through_writes.inc(1, "memory")
         seen = await self._rooms.directory.get(call.name)
         now_s = self._rooms.clock.wall_s()
@@ -125,7 +132,11 @@ class Through:
         stream = ProvedStream(call.body)
         draft = Version(uid, size, "", int(now_s), (), described.headers, described.metadata, described.tagging)
         answer = await self._rooms.origin.put_object(
-            call.name, size, stream.pieces, upload_headers(draft, call), condition_of(call)
+            call.name,
+            size,
+            stream.pieces,
+            upload_headers(draft, call),
+            condition_of(call.name, seen, WriteConditions.of(call.params)),
         )
         version = self._version(draft, stream, answer)
         await self.commit(
@@ -134,11 +145,11 @@ class Through:
             answer.etag,
             Intent(
                 role,
-                start_revision,
+                ground.start_revision,
                 now_s,
                 UNKNOWN_BASE,
                 guard=seen.guard,
-                conditional="if-match" in call.headers,
+                conditional=ground.conditional,
             ),
         )
         headers = dict(answer.headers)
@@ -217,8 +228,9 @@ class Through:
             names = [ObjectName(bucket, item["Key"]) for item in params["Delete"]["Objects"]]
             return await self.forward_settled(replace(call, document=document), names)
         if bucket and call.method == "DELETE" and not call.target.query:
-            if await self._rooms.directory.scan_unpersisted(bucket, "", "", 1):
+            if any(write.kind is Kind.PUT for write in await self._rooms.directory.pending_under(bucket, "", MANY)):
                 raise RequestError("BucketNotEmpty", "The bucket you tried to delete is not empty", bucket=bucket)
+            await self.turn.settle_prefix(bucket, "")
         elif bucket and (call.query("versions") is not None or call.operation in LISTINGS):
             await self.turn.settle_prefix(bucket, call.query("prefix") or "")
         answer = await self.forward(call)
@@ -251,6 +263,7 @@ class Through:
         finally:
             for name in names:
                 self._rooms.let_go(await self._rooms.directory.forget(name, None))
+            self._rooms.wake()
         answer.headers.setdefault(ACK_HEADER, ACK_ORIGIN)
         return answer
 
@@ -274,10 +287,15 @@ def upload_headers(version: Version, call: Call) -> dict[str, str]:
     return headers | stamp_header(version, call.name)
 
 
-def condition_of(call: Call) -> Condition:
-    """The client's own condition, for the origin to decide."""
-    if call.headers.get("if-none-match", "").strip('" ') == "*":
-        return Condition.if_absent()
-    if call.headers.get("if-match"):
-        return Condition.if_match(call.headers["if-match"].strip().strip('"'))
-    return Condition.none()
+def condition_of(name: ObjectName, seen: Seen, conditions: WriteConditions) -> Condition:
+    """A conditional write is decided on what is current here now; the origin must still hold just that.
+
+    Raises:
+        PreconditionError, NotFoundError: the condition does not hold.
+    """
+    if not conditions.any:
+        return Condition.none()
+    record = seen.record
+    etags = Current(record, record.version).etags if record is not None and record.version is not None else None
+    check_write(conditions.if_match, conditions.if_none_match, etags, name.bucket, name.key)
+    return Condition.if_match(record.origin_etag) if record is not None else Condition.if_absent()

@@ -75,6 +75,7 @@ class Turn:
         await self._wait(name, open_)
         if await self._base(name) != NO_BASE:
             await self._rooms.withdrawals.clear_way(name)
+            self._rooms.wake()
 
     async def _base(self, name: ObjectName) -> str:
         record = (await self._rooms.directory.get(name)).record

@@ -41,13 +41,13 @@ class Writes:
         conditions = WriteConditions.of(call.params)
         ground = await self.ground(call.name, conditions)
         if bucket.versioned:
-            return await self._through.put(call, described, ground.start_revision)
+            return await self._through.put(call, described, ground)
         await self._intake.admit()
         uid = new_uid(self._rooms.clock.wall_s())
         try:
             receiving = self._intake.reserve(uid, call.body, uid)
         except MemoryFullError:
-            return await self._through.put(call, described, ground.start_revision)
+            return await self._through.put(call, described, ground)
         taken = await self._intake.take(call.name, call.body, receiving)
         try:
             version = put_version(

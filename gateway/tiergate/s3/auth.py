@@ -24,17 +24,19 @@ def authenticate(
     *,
     host_bucket: str | None = None,
     regions: Collection[str] | None = None,
+    max_skew_s: float = sigv4.MAX_SKEW_S,
 ) -> Verified | None:
     """Check whatever credentials a request carries; None when it carries none at all (anonymous).
 
-    `host_bucket` is the bucket a virtual-host style request names in its Host (version 2 signs it).
+    `max_skew_s` is how far a signature's time may be
+    from ours. `host_bucket` is the bucket a virtual-host style request names in its Host (version 2 signs it).
 
     Raises:
         RequestError: as `sigv4.verify` and `sigv2.verify`.
     """
     if sigv2.has_credentials(head):
         return sigv2.verify(head, secret_for, now_s, host_bucket=host_bucket)
-    return sigv4.verify(head, secret_for, now_s, regions=regions)
+    return sigv4.verify(head, secret_for, now_s, regions=regions, max_skew_s=max_skew_s)
 
 
 def headers_in_query(head: Head) -> dict[str, str]:

@@ -92,7 +92,12 @@ class Credentials:
 
 
 def verify(
-    head: Head, secret_for: SecretFor, now_s: float, *, regions: Collection[str] | None = None
+    head: Head,
+    secret_for: SecretFor,
+    now_s: float,
+    *,
+    regions: Collection[str] | None = None,
+    max_skew_s: float = MAX_SKEW_S,
 ) -> Verified | None:
     """Check the signature of a request; `now_s` is wall time, `regions` limits the scope's region when given.
 
@@ -112,7 +117,7 @@ def verify(
         return None
     claim = claim_of_header(head) if by_header else claim_of_query(head)
     _check_scope(claim, by_query, regions)
-    _check_time(claim, now_s)
+    _check_time(claim, now_s, max_skew_s)
     _check_coverage(head, claim)
     secret = secret_for(claim.access_key)
     if secret is None:
@@ -221,17 +226,17 @@ def _check_scope(claim: Claim, presigned: bool, regions: Collection[str] | None)
         raise malformed_credential(presigned, why)
 
 
-def _check_time(claim: Claim, now_s: float) -> None:
+def _check_time(claim: Claim, now_s: float, max_skew_s: float) -> None:
     try:
         signed_at = datetime.strptime(claim.timestamp, SIGV4_TIMESTAMP).replace(tzinfo=UTC)
     except ValueError as error:
         raise no_date() from error
     signed_s = signed_at.timestamp()
     if claim.expires_s is None:
-        if abs(now_s - signed_s) > MAX_SKEW_S:
+        if abs(now_s - signed_s) > max_skew_s:
             message = "The difference between the request time and the current time is too large."
             raise RequestError("RequestTimeTooSkewed", message, request_time=claim.timestamp)
-    elif signed_s - now_s > MAX_SKEW_S:
+    elif signed_s - now_s > max_skew_s:
         raise RequestError("AccessDenied", "Request is not yet valid")
     elif now_s > signed_s + claim.expires_s:
         raise request_expired(claim.timestamp)

@@ -170,7 +170,13 @@ class Pipeline:
         if secret_for is None:
             return describe(head)
         try:
-            verified = authenticate(head, secret_for, self._clock.wall_s(), host_bucket=host_bucket)
+            verified = authenticate(
+                head,
+                secret_for,
+                self._clock.wall_s(),
+                host_bucket=host_bucket,
+                max_skew_s=self._settings.clock_skew_s,
+            )
         except RequestError as refused:
             self._metrics.refused_signatures.inc(1, refused.code)
             raise

@@ -252,7 +252,7 @@ class RunningNode:
 
         def settled(status: dict[str, Any]) -> bool:
             writeback = status["writeback"]
-            return writeback["pending"] == 0 and writeback["in_flight"] == 0
+            return bool(writeback["pending"] == 0 and writeback["in_flight"] == 0)
 
         return self.wait_status("settled", settled, deadline_s)
 

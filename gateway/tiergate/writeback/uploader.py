@@ -224,7 +224,8 @@ class Uploader:
             # Superseded while it was sent: its bytes may be gone, and nobody needs it.
             self._metrics.superseded_writes.inc()
             return
-        reason = f"{type(error).__name__}: {error.message}"
+        code = f"{error.status} {error.code}" if isinstance(error, OriginRefusedError) else type(error).__name__
+        reason = f"{code}: {error.message}"
         await self._directory.quarantine(write.name, write.uid, reason)
         log.error("write-back refused for good; kept and quarantined", reason=reason, **context(write))
         self._metrics.quarantines.inc()

@@ -5,12 +5,12 @@ write-back puts it back when the fence says that the set is whole.
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from tiergate.checkpoints.markers import Markers, ancestor_scopes
 from tiergate.clock import Clock
 from tiergate.directory.base import Directory
-from tiergate.errors import OriginRefusedError, OriginTemporaryError
+from tiergate.errors import ConflictError, OriginRefusedError, OriginTemporaryError
 from tiergate.memory.memory import Memory
 from tiergate.model import BLOCK_BYTES, NO_BASE, ObjectName, Pending, Record, Role, State, Version
 from tiergate.observe.logs import get_logger
@@ -179,7 +179,9 @@ class Withdrawals:
             now_s = self._clock.wall_s()
             version = self._version_of(there, now_s)
             role = self._markers.role_of(name, version.size_bytes)
-            await self._directory.adopt(name, version, there.etag, role, now_s)
+            # Deleted while the origin was asked: there is nothing to learn then.
+            with suppress(ConflictError):
+                await self._directory.adopt(name, version, there.etag, role, now_s, seen.drops)
 
 
 def bodies_of(version: Version) -> list[str]:

@@ -1,6 +1,6 @@
 """What the demo takes for the same, and that it fails when something is not."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -61,7 +61,7 @@ def test_trainers_of_one_seed_are_the_same_and_of_two_are_not() -> None:
 def test_demo_fails_when_a_restored_tensor_differs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    load = play.load
+    load: Callable[[str, Any], dict[str, Any]] = vars(play)["load"]
 
     def load_and_spoil(uri: str, store: Any) -> dict[str, Any]:
         state = load(uri, store)
