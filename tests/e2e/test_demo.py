@@ -10,7 +10,9 @@ import pytest
 
 import tiergate
 
-DEADLINE_S = 110.0
+DEADLINE_S = 240.0
+
+pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
 EVENTS = (
     "step 2 saved",
     "step 2 written back",

@@ -154,7 +154,7 @@ def test_change_in_the_middle_of_a_fill_is_never_mixed(s3: Any, proxy: FaultyOri
         gate.wait_reached()
         direct.put_object(Bucket=bucket, Key="k", Body=new)
         gate.release()
-        with pytest.raises(Exception, match="(?i)connection|incomplete|read"):
+        with pytest.raises(Exception, match=r"(?i)connection|incomplete|read"):
             stream.read()
     assert body_of(s3, bucket, "k") == new
 

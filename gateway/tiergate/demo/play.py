@@ -94,10 +94,6 @@ class Play:
                         proxy.endpoint,
                         memory_limit=str(MEMORY_LIMIT_BYTES),
                         memory_dir=memory / "node",
-                        flags=(
-                            "--marker-quiet",
-                            "2s",
-                        ),  # nobody else writes here, so a set is soon known to be left alone
                     )
                 )
                 origin.client().create_bucket(Bucket=BUCKET)

@@ -82,6 +82,8 @@ class Trainer:
     def train(self, steps_count: int, on_step: Callable[[float], object]) -> float:
         """Learn; `on_step` is told the loss after each step. Returns the last loss."""
         loss_value = 0.0
+        # So small a model gains nothing from more, and loses much where other programs use the cores too.
+        torch.set_num_threads(1)
         for _ in range(steps_count):
             starts = torch.randint(len(self._text) - CONTEXT_CHARACTERS - 1, (BATCH_COUNT,), generator=self._chance)
             windows = torch.stack([self._text[start : start + CONTEXT_CHARACTERS + 1] for start in starts.tolist()])

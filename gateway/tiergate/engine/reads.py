@@ -209,17 +209,23 @@ class ObjectStream:
             for index in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
                 low = max(0, start - index * BLOCK_BYTES)
                 high = min(body.block_size_bytes(index), end - index * BLOCK_BYTES)
+                # What `open` made sure of is the first block's, also when the pin from before finds that block by now.
+                ready, self._ready = self._ready, None
                 views = self._views(body, index)
                 if views is not None:
+                    if isinstance(ready, Pin):
+                        ready.release()
                     for view in cut(views, low, high):
                         yield view
                     continue
-                filled, self._ready = self._ready or await self._fill(body, index), None
+                filled = ready or await self._fill_midway(body, index)
                 if isinstance(filled, bytes):
                     yield memoryview(filled)[low:high]
                     continue
                 try:
-                    for view in cut(filled.block(index) or (), low, high):
+                    found = filled.block(index)
+                    invariant(found is not None, "a pinned block is gone", body=body.uid, block=index)
+                    for view in cut(found or (), low, high):
                         yield view
                 finally:
                     filled.release()
@@ -227,6 +233,21 @@ class ObjectStream:
     def _views(self, body: Body, index: int) -> Sequence[memoryview] | None:
         pin = self._pins.get(body.uid)
         return None if pin is None else pin.block(index)
+
+    async def _fill_midway(self, body: Body, index: int) -> Pin | bytes:
+        """As `_fill`, once the answer has begun. A version that the origin no longer holds is forgotten, so that the
+        next reader is not told of it too.
+
+        Raises:
+            ForeignVersionError: this answer cannot be finished.
+        """
+        try:
+            return await self._fill(body, index)
+        except ForeignVersionError:
+            self._rooms.metrics.foreign_changes.inc()
+            name, uid = self._current.record.name, self._current.version.uid
+            self._rooms.let_go(await self._rooms.directory.forget(name, uid))
+            raise
 
     async def _fill(self, body: Body, index: int) -> Pin | bytes:
         offset = next(at for at, other in bodies_of(self._current.version) if other.uid == body.uid)

@@ -101,15 +101,16 @@ async def keep_up(rooms: Rooms) -> None:
 
 
 async def keep_warm(rooms: Rooms) -> None:
-    """Grow the slabs ahead of need. A worker that finds no room free fills new pages itself while its clients wait,
-    which doubles what a first save costs it."""
+    """Grow the slabs ahead of need. A worker that finds no room free fills new pages itself while its clients wait.
+
+    Not while bodies arrive: workers that need a slab then would wait for this process, which comes after them."""
     memory = rooms.memory
     ahead_bytes = WARM_SLABS_COUNT * memory.store.limits.slab_bytes
     while True:
         stats = memory.stats()
-        free_bytes = stats.slab_bytes - stats.used_bytes - stats.reserved_bytes
+        is_idle = stats.receiving_bytes == stats.reserved_bytes == 0
         try:
-            grew = free_bytes < ahead_bytes and memory.grow()
+            grew = is_idle and stats.slab_bytes - stats.used_bytes < ahead_bytes and memory.grow()
         except TiergateError as error:
             grew = False
             log.warning("slabs were not grown ahead of need", error=error)

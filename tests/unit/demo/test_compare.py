@@ -57,6 +57,7 @@ def test_trainers_of_one_seed_are_the_same_and_of_two_are_not() -> None:
     assert differences(one, frozen(Trainer(seed=2).state())) != []
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_demo_fails_when_a_restored_tensor_differs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
