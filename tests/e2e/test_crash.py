@@ -84,40 +84,6 @@ def test_kill_during_write_back_keeps_every_acknowledged_object(
     assert (memory["receiving_bytes"], memory["dirty_bytes"]) == (0, 0)
 
 
-@pytest.mark.parametrize("after_origin", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("victim", ["all", "background"])
-def test_kill_around_a_completion_lands_it_once_and_leaves_no_upload(
-    own: RunningNode, proxy: FaultyOrigin, direct: Any, bucket: str, victim: Victim, after_origin: bool
-) -> None:
-    """The origin's own multipart upload is taken up again, or found done."""
-    client = own.client()
-    gate = Gate()
-    proxy.inject(Hold(gate, after_origin=after_origin), operation="CompleteMultipartUpload")
-    upload_id = client.create_multipart_upload(Bucket=bucket, Key="big")["UploadId"]
-    parts = [os.urandom(5 * MIB), os.urandom(1 * MIB)]
-    answers = [
-        client.upload_part(Bucket=bucket, Key="big", UploadId=upload_id, PartNumber=number, Body=body)
-        for number, body in enumerate(parts, 1)
-    ]
-    listed = [{"PartNumber": number, "ETag": answer["ETag"]} for number, answer in enumerate(answers, 1)]
-    done = client.complete_multipart_upload(
-        Bucket=bucket, Key="big", UploadId=upload_id, MultipartUpload={"Parts": listed}
-    )
-    gate.wait_reached()
-    sent_parts = len(proxy.seen("UploadPart"))
-
-    client = kill_and_start(own, victim)
-    gate.release()
-    own.wait_settled()
-
-    assert body_of(direct, bucket, "big") == body_of(client, bucket, "big") == b"".join(parts)
-    assert client.head_object(Bucket=bucket, Key="big")["ETag"] == done["ETag"]
-    assert uploads_of(direct, bucket) == []
-    # No second generation: what the origin had was not sent again.
-    assert len(proxy.seen("UploadPart")) == sent_parts == 2
-    assert len(proxy.seen("CreateMultipartUpload")) == 1
-
-
 @pytest.mark.parametrize("victim", ["all", "background"])
 def test_kill_while_a_put_lands_does_not_send_a_second(
     own: RunningNode, proxy: FaultyOrigin, direct: Any, bucket: str, victim: Victim

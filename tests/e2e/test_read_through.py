@@ -159,6 +159,20 @@ def test_change_in_the_middle_of_a_fill_is_never_mixed(s3: Any, proxy: FaultyOri
     assert body_of(s3, bucket, "k") == new
 
 
+def test_whole_read_of_a_partly_held_object_is_whole(s3: Any, proxy: FaultyOrigin, direct: Any, bucket: str) -> None:
+    """Memory holds the third block and what was read ahead of it; the first two come while the answer is under way."""
+    data = os.urandom(6 * BLOCK)
+    direct.put_object(Bucket=bucket, Key="k", Body=data)
+    assert body_of(s3, bucket, "k", Range=f"bytes={2 * BLOCK}-{2 * BLOCK}") == data[2 * BLOCK : 2 * BLOCK + 1]
+    gate = Gate()
+    proxy.inject(Hold(gate), where=lambda seen: is_block(seen, 1), times=None)
+    with s3.get_object(Bucket=bucket, Key="k")["Body"] as stream:
+        assert stream.read(BLOCK) == data[:BLOCK]
+        gate.wait_reached()
+        gate.release()
+        assert stream.read() == data[BLOCK:]
+
+
 def is_block(seen: Seen, index: int) -> bool:
     return seen.operation == "GetObject" and seen.headers["range"].startswith(f"bytes={index * BLOCK}-")
 

@@ -9,7 +9,7 @@ from tiergate.engine.fills import Fills, ForeignVersionError, Source
 from tiergate.engine.outage import Outage
 from tiergate.engine.rooms import Rooms, bodies_of, log_name
 from tiergate.engine.through import Through
-from tiergate.errors import OverloadedError, RequestError
+from tiergate.errors import OverloadedError, RequestError, invariant
 from tiergate.memory.memory import Pin
 from tiergate.model import BLOCK_BYTES, Body, State, Version
 from tiergate.s3.conditions import check_read, read_conditions

@@ -92,7 +92,7 @@ class Spill:
         """
         spill_id = await self._begun(upload)
         parts = [part if part.spilled_etag else await self._move(upload, spill_id, part) for part in version.parts]
-        await self._through.turn.come(upload.name, role, ground.start_revision)
+        replaces = await self._through.turn.come(upload.name, role, ground.start_revision)
         seen = await self._rooms.directory.get(upload.name)
         pairs = [(part.number, part.spilled_etag) for part in parts]
         try:
@@ -107,6 +107,8 @@ class Spill:
             if there.stamp.uid != version.uid:
                 raise
             origin_etag = there.etag  # An earlier try of this completion got there, and its answer was lost.
+        if replaces:
+            await self._through.turn.clear_way(upload.name)
         intent = Intent(
             role=role,
             start_revision=ground.start_revision,

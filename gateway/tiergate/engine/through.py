@@ -124,7 +124,7 @@ class Through:
         if size is None:
             raise OverloadedError("no room for a body of unknown length", **log_name(call.name))
         role = self._rooms.markers.role_of(call.name, size)
-        await self.turn.come(call.name, role, ground.start_revision)
+        replaces = await self.turn.come(call.name, role, ground.start_revision)
         self._rooms.metrics.through_writes.inc(1, "memory")
         seen = await self._rooms.directory.get(call.name)
         now_s = self._rooms.clock.wall_s()
@@ -138,6 +138,8 @@ class Through:
             upload_headers(draft, call),
             condition_of(call.name, seen, WriteConditions.of(call.params)),
         )
+        if replaces:
+            await self.turn.clear_way(call.name)
         version = self._version(draft, stream, answer)
         await self.commit(
             call.name,
@@ -254,8 +256,11 @@ class Through:
         start_revision = await self._rooms.directory.revision()
         await self.turn.settle(names)
         role = self._rooms.markers.role_of(call.name, call.body.size_bytes or 0)
-        await self.turn.come(call.name, role, start_revision)
-        return await self._changing(call, [call.name])
+        replaces = await self.turn.come(call.name, role, start_revision)
+        answer = await self._changing(call, [call.name])
+        if replaces:
+            await self.turn.clear_way(call.name)
+        return answer
 
     async def _changing(self, call: Call, names: Sequence[ObjectName]) -> Answer:
         try:

@@ -43,9 +43,10 @@ class Turn:
 
         await self._wait(ObjectName(bucket, prefix), settled)
 
-    async def come(self, name: ObjectName, role: Role, start_revision: int) -> None:
+    async def come(self, name: ObjectName, role: Role, start_revision: int) -> bool:
         """Wait until `name` may become visible in the origin now: earlier writes of the key are settled, the fence is
-        open, and no marker stands that the write would make untrue.
+        open, and no marker stands that the write would make untrue. True if it replaces something there: then
+        `clear_way` must follow once it has landed, since a write-through may last longer than a marker stays away.
 
         Raises:
             OverloadedError: not in time.
@@ -73,9 +74,15 @@ class Turn:
             )
 
         await self._wait(name, open_)
-        if await self._base(name) != NO_BASE:
-            await self._rooms.withdrawals.clear_way(name)
-            self._rooms.wake()
+        replaces = await self._base(name) != NO_BASE
+        if replaces:
+            await self.clear_way(name)
+        return replaces
+
+    async def clear_way(self, name: ObjectName) -> None:
+        """Take out of the origin what a change of `name` makes untrue, and see to it that it comes back."""
+        await self._rooms.withdrawals.clear_way(name)
+        self._rooms.wake()
 
     async def _base(self, name: ObjectName) -> str:
         record = (await self._rooms.directory.get(name)).record

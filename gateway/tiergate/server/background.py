@@ -19,7 +19,6 @@ log = get_logger(__name__)
 
 UPKEEP_INTERVAL_S = 30.0
 
-WARM_INTERVAL_S = 0.25
 WARM_SLABS_COUNT = 4
 """So many slabs of room that no body uses yet are kept ready (of the budget, never beyond it)."""
 
@@ -56,7 +55,6 @@ async def serve(context: ChildContext) -> None:
                     group.create_task(uploader.run()),
                     group.create_task(clean_up_after_deaths(rooms, deaths)),
                     group.create_task(keep_up(rooms)),
-                    group.create_task(keep_warm(rooms)),
                 ]
                 await stop.wait()
                 for task in tasks:
@@ -98,21 +96,3 @@ async def keep_up(rooms: Rooms) -> None:
             rooms.memory.reap()
         except TiergateError as error:
             log.warning("upkeep failed, tried again later", error=error)
-
-
-async def keep_warm(rooms: Rooms) -> None:
-    """Grow the slabs ahead of need. A worker that finds no room free fills new pages itself while its clients wait.
-
-    Not while bodies arrive: workers that need a slab then would wait for this process, which comes after them."""
-    memory = rooms.memory
-    ahead_bytes = WARM_SLABS_COUNT * memory.store.limits.slab_bytes
-    while True:
-        stats = memory.stats()
-        is_idle = stats.receiving_bytes == stats.reserved_bytes == 0
-        try:
-            grew = is_idle and stats.slab_bytes - stats.used_bytes < ahead_bytes and memory.grow()
-        except TiergateError as error:
-            grew = False
-            log.warning("slabs were not grown ahead of need", error=error)
-        # Each slab takes some tens of milliseconds; others get their turn in between.
-        await rooms.clock.sleep(0.0 if grew else WARM_INTERVAL_S)
