@@ -344,8 +344,9 @@ class Pipeline:
             self._metrics.broken_invariants.inc()
             log.exception("internal error", error=error, operation=story.operation, resource=story.resource)
         else:
-            fields = error.context | {"operation": story.operation, "resource": story.resource}
-            log.info("refused", code=code, reason=error.message, **fields)
+            # An error from further in may know its reason better.
+            fields = {"reason": error.message} | error.context
+            log.info("refused", **(fields | {"code": code, "operation": story.operation, "resource": story.resource}))
         answer = render_error(error, story.resource, story.request_id, self._node_id)
         return self._whole(request, answer.status, answer.headers, answer.body, None, received, story)
 
