@@ -445,6 +445,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Measure and report."""
+    # So that `timeout` leaves no process and no tmpfs folder behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     options = parser().parse_args()
     result = options.run(options)
     if "figures" in result:
