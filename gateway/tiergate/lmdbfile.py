@@ -16,6 +16,7 @@ from pathlib import Path
 import lmdb
 
 from tiergate.errors import ConfigError, invariant
+from tiergate.lmdbwake import wake_waiters
 
 MAX_KEY_BYTES = 511
 """LMDB's own bound (MDB_MAXKEYSIZE of the stock build)."""
@@ -35,15 +36,17 @@ def open_environment(path: Path, map_bytes: int, databases: int, *, preallocate:
     """Open (or create) the environment in folder `path` for this process; never inherit it over a fork.
 
     Nothing is synced: the files live in memory and survive the death of any process, not of the machine.
-    Readers left by dead processes are cleared. `map_bytes` bounds the data; a transaction that needs more
-    raises `lmdb.MapFullError`, which the caller translates to `MemoryFullError`. With `preallocate` all of it
-    is taken from the file system now, so that later no commit fails because others filled it.
+    Readers left by dead processes are cleared, and who sleeps at a lock that the dead left is woken.
+    `map_bytes` bounds the data; a transaction that needs more raises `lmdb.MapFullError`, which the caller
+    translates to `MemoryFullError`. With `preallocate` all of it is taken from the file system now, so that
+    later no commit fails because others filled it.
 
     Raises:
         ConfigError: the folder cannot be made or written, is no LMDB environment, or has no room.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
+        wake_waiters(path)
         _allocate_locks(path / "lock.mdb")
         environment = lmdb.open(
             str(path),

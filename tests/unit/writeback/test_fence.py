@@ -228,6 +228,13 @@ def test_strict_marker_put_anew_comes_after_what_it_names() -> None:
     assert ask(shard, anew, mode=STRICT) is None
 
 
+def test_strict_small_put_anew_comes_after_what_was_acknowledged_before_it() -> None:
+    """It has the place of the first one, but waits for the large one; so that must not wait for it."""
+    large, anew = write("s/large", 5, Role.LARGE), write("s/latest", 20, place=3, start=10)
+    assert waits(anew, large, STRICT) is Reason.LARGE_FIRST
+    assert ask(large, anew, mode=STRICT) is None
+
+
 def test_strict_marker_withdrawn_comes_after_the_whole_change() -> None:
     withdrawn = marker("s/.metadata", 5, disturbed_s=NOW_S)
     changes = [write("s/a", 8, base="etag"), write("s/b", 9, base="etag")]
