@@ -178,8 +178,8 @@ def persisted(rows: Rows, name: ObjectName, uid: str, origin_etag: str, now_s: f
         base = origin_etag or NO_BASE
         rows.put_pending(replace(write, base=base, begun=False))
         return None
-    for upload in write.leftovers:
-        rows.orphan(name, upload)
+    # An upload that is still noted did not make the version: a dead process's did, while this one was begun.
+    orphan_uploads(rows, name)
     rows.drop_pending(name)
     if write.kind is Kind.DELETE or record is None or record.version is None:
         rows.drop_record(name)

@@ -2,7 +2,8 @@
 
 from collections.abc import AsyncIterator
 
-from tiergate.engine.calls import Answer, Call, IncomingBody
+from tiergate.engine.calls import Answer, Call
+from tiergate.engine.proved import ProvedBody
 from tiergate.engine.rooms import Rooms
 from tiergate.errors import RequestError
 from tiergate.origin.forward import ForwardAnswer, ForwardRequest, Trailer
@@ -24,30 +25,13 @@ class ForwardedBody:
         await self._answer.close()
 
 
-class _Proved:
-    """The client's body, whose last piece is kept back until everything the client proved was checked."""
+def trailer_of(body: ProvedBody, name: str) -> Trailer:
+    """The checksum that follows the body, once its last piece was asked for."""
 
-    def __init__(self, body: IncomingBody) -> None:
-        self._body = body
-        self._checksums: dict[str, str] = {}
+    async def value() -> str:
+        return body.checksums[name.removeprefix(HEADER_PREFIX)]
 
-    async def pieces(self) -> AsyncIterator[bytes | memoryview]:
-        held: bytes | memoryview | None = None
-        async for piece in self._body.pieces():
-            if held is not None:
-                yield held
-            held = piece
-        self._checksums = await self._body.verify()
-        if held is not None:
-            yield held
-
-    def trailer(self, name: str) -> Trailer:
-        """The checksum that follows, once the last piece was asked for."""
-
-        async def value() -> str:
-            return self._checksums[name.removeprefix(HEADER_PREFIX)]
-
-        return Trailer(name, value)
+    return Trailer(name, value)
 
 
 async def forward(rooms: Rooms, call: Call) -> Answer:
@@ -63,10 +47,10 @@ async def forward(rooms: Rooms, call: Call) -> Answer:
         if call.body.size_bytes is None:
             raise RequestError("MissingContentLength", "You must provide the Content-Length HTTP header.")
         size = call.body.size_bytes
-        proved = _Proved(call.body)
+        proved = ProvedBody(call.body)
         stream = proved.pieces()
         if call.body.framing.trailer:
-            trailer = proved.trailer(call.body.framing.trailer.lower())
+            trailer = trailer_of(proved, call.body.framing.trailer.lower())
     elif body is None and call.method not in UNSTREAMED_METHODS:
         await call.body.read(0)  # Nothing is in it, but what the client proved of nothing is checked too.
         stream = b""

@@ -10,12 +10,14 @@ from dataclasses import replace
 from tiergate.directory.base import Intent
 from tiergate.engine.calls import Call
 from tiergate.engine.ground import Ground, WriteConditions
+from tiergate.engine.proved import CheckedBody
 from tiergate.engine.rooms import Rooms, log_name
-from tiergate.engine.through import ProvedStream, Through, condition_of
+from tiergate.engine.through import Through, condition_of
 from tiergate.errors import OriginRefusedError, OverloadedError
 from tiergate.model import Part, Role, Upload, Version
-from tiergate.origin.stamp import stamp_header
-from tiergate.writeback.sender import pin_part, stream, verify
+from tiergate.origin.retry import Tries
+from tiergate.origin.stamp import described
+from tiergate.writeback.sender import abort_lost_uploads, pin_part, stream, verify
 
 
 class Spill:
@@ -33,7 +35,7 @@ class Spill:
             raise OverloadedError("no room for a body of unknown length", **log_name(call.name))
         spill_id = await self._begun(upload)
         self._rooms.metrics.through_writes.inc(1, "part")
-        proved = ProvedStream(call.body)
+        proved = CheckedBody(call.body)
         etag = await self._rooms.origin.upload_part(call.name, spill_id, number, size, proved.pieces, {})
         now_s = int(self._rooms.clock.wall_s())
         part = Part(number, proved.body_of(uid, size), etag, now_s, proved.checksums, spilled_etag=etag)
@@ -48,9 +50,12 @@ class Spill:
         current = await self._rooms.directory.get_upload(upload.upload_id)
         if current is not None and current.spill_id:
             return current.spill_id
-        headers = version_headers(upload)
-        created = await self._rooms.origin.create_multipart_upload(upload.name, headers)
+        headers = described(upload.version, upload.name)
+        tries, started_s = Tries(), self._rooms.clock.wall_s()
+        created = await self._rooms.origin.create_multipart_upload(upload.name, headers, tries)
         kept = await self._rooms.directory.note_spill(upload.upload_id, created)
+        if tries.count > 1:
+            await abort_lost_uploads(self._rooms.directory, self._rooms.origin, upload.name, started_s)
         if kept != created:
             # Another part of the same upload was faster.
             await self._rooms.origin.abort_multipart_upload(upload.name, created)
@@ -126,13 +131,3 @@ class Spill:
         """Abort what an aborted upload had in the origin."""
         if upload.spill_id:
             await self._rooms.origin.abort_multipart_upload(upload.name, upload.spill_id)
-
-
-def version_headers(upload: Upload) -> dict[str, str]:
-    """What the origin is told of an object when its upload begins."""
-    version = upload.version
-    headers = dict(version.headers)
-    headers |= {f"x-amz-meta-{name}": value for name, value in version.metadata.items()}
-    if version.tagging:
-        headers["x-amz-tagging"] = version.tagging
-    return headers | stamp_header(version, upload.name)

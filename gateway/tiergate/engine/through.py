@@ -4,26 +4,24 @@ A write-through is a commit like any other. It waits inside the request, bounded
 of its key; then its bytes go to the origin as they arrive, and the acknowledgement says `origin`.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tiergate.directory.base import Intent, Seen
 from tiergate.engine.acks import ACK_HEADER, ACK_ORIGIN
-from tiergate.engine.calls import Answer, Call, IncomingBody
+from tiergate.engine.calls import Answer, Call
 from tiergate.engine.current import Current
 from tiergate.engine.forwarding import forward
 from tiergate.engine.ground import Ground, WriteConditions
 from tiergate.engine.identity import Description
 from tiergate.engine.outage import Outage
 from tiergate.engine.owned import MAKES_VISIBLE
+from tiergate.engine.proved import CheckedBody
 from tiergate.engine.rooms import Rooms, log_name
 from tiergate.engine.turn import Turn
 from tiergate.errors import ConflictError, OverloadedError, RequestError
 from tiergate.model import (
-    BLOCK_BYTES,
-    BLOCK_CHECKSUM_BYTES,
     UNKNOWN_BASE,
-    Body,
     Kind,
     ObjectName,
     Part,
@@ -31,8 +29,7 @@ from tiergate.model import (
     new_uid,
 )
 from tiergate.origin.client import Condition, PutAnswer
-from tiergate.origin.stamp import stamp_header
-from tiergate.s3.checksums import block_checksum
+from tiergate.origin.stamp import described
 from tiergate.s3.conditions import check_write
 from tiergate.s3.copysource import parse_copy_source
 from tiergate.s3.operations import parse
@@ -48,61 +45,6 @@ LISTINGS = frozenset({"ListObjects", "ListObjectsV2"})
 """Listings show what is pending; one that is forwarded, for a part that only the origin knows, must too."""
 
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-
-
-class ProvedStream:
-    """A client's body on its way to the origin. The last piece is kept back until everything the client proved was
-    checked, so that a body that fails is never whole in the origin. Can be read once: a try that fails is final."""
-
-    def __init__(self, body: IncomingBody) -> None:
-        self._body = body
-        self._blocks = bytearray()
-        self._block_crc = 0
-        self._block_bytes = 0
-        self.checksums: dict[str, str] = {}
-        self.begun = False
-
-    def pieces(self) -> AsyncIterator[bytes | memoryview]:
-        """The bytes, once.
-
-        Raises:
-            OverloadedError: asked a second time: what the client sent is gone.
-        """
-        if self.begun:
-            raise OverloadedError("the origin failed in the middle of a write-through")
-        self.begun = True
-        return self._pieces()
-
-    async def _pieces(self) -> AsyncIterator[bytes | memoryview]:
-        held: bytes | memoryview | None = None
-        async for piece in self._body.pieces():
-            if held is not None:
-                yield held
-            self._count(piece)
-            held = piece
-        self.checksums = await self._body.verify()
-        if held is not None:
-            yield held
-
-    def _count(self, piece: bytes | memoryview) -> None:
-        view = memoryview(piece)
-        while len(view):
-            room = BLOCK_BYTES - self._block_bytes
-            head, view = view[:room], view[room:]
-            self._block_crc = block_checksum(head, self._block_crc)
-            self._block_bytes += len(head)
-            if self._block_bytes == BLOCK_BYTES:
-                self._end_block()
-
-    def _end_block(self) -> None:
-        self._blocks += self._block_crc.to_bytes(BLOCK_CHECKSUM_BYTES, "big")
-        self._block_crc = self._block_bytes = 0
-
-    def body_of(self, uid: str, size_bytes: int) -> Body:
-        """What went through, with a checksum for each block, so that it can be checked when it is read back."""
-        if self._block_bytes:
-            self._end_block()
-        return Body(uid, size_bytes, bytes(self._blocks))
 
 
 class Through:
@@ -129,7 +71,7 @@ class Through:
         seen = await self._rooms.directory.get(call.name)
         now_s = self._rooms.clock.wall_s()
         uid = new_uid(now_s)
-        stream = ProvedStream(call.body)
+        stream = CheckedBody(call.body)
         draft = Version(uid, size, "", int(now_s), (), described.headers, described.metadata, described.tagging)
         answer = await self._rooms.origin.put_object(
             call.name,
@@ -158,7 +100,7 @@ class Through:
         headers[ACK_HEADER] = ACK_ORIGIN
         return Answer(200, headers)
 
-    def _version(self, draft: Version, stream: ProvedStream, answer: PutAnswer) -> Version:
+    def _version(self, draft: Version, stream: CheckedBody, answer: PutAnswer) -> Version:
         body = stream.body_of(draft.uid, draft.size_bytes)
         headers = dict(draft.headers)
         if answer.version_id:
@@ -282,14 +224,11 @@ def named_source(call: Call) -> list[ObjectName]:
 
 def upload_headers(version: Version, call: Call) -> dict[str, str]:
     """What the origin is told of a write-through: the object's own headers, what the client proves, our stamp."""
-    headers = dict(version.headers)
-    headers |= {f"x-amz-meta-{name}": value for name, value in version.metadata.items()}
-    if version.tagging:
-        headers["x-amz-tagging"] = version.tagging
+    headers = described(version, call.name)
     for name in call.headers:
         if name == "content-md5" or (name.startswith("x-amz-checksum-") and name != "x-amz-checksum-mode"):
             headers[name] = call.headers[name]
-    return headers | stamp_header(version, call.name)
+    return headers
 
 
 def condition_of(name: ObjectName, seen: Seen, conditions: WriteConditions) -> Condition:

@@ -190,11 +190,13 @@ class OriginClient:
                 raise
 
     # -- multipart uploads
-    async def create_multipart_upload(self, name: ObjectName, headers: Mapping[str, str]) -> str:
+    async def create_multipart_upload(
+        self, name: ObjectName, headers: Mapping[str, str], tries: Tries | None = None
+    ) -> str:
         """Begin an upload; its id. A try whose answer was lost leaves an upload that only `list_uploads`
-        finds."""
+        finds: `tries` tells the caller whether there was one."""
         request = OriginRequest("POST", name.bucket, name.key, "uploads=", _sendable(headers))
-        document = await self._document(request)
+        document = await self._document(request, tries)
         upload_id = document.text("UploadId")
         if not upload_id:
             raise OriginTemporaryError("the origin's answer has no UploadId", key=name.key)
@@ -361,11 +363,11 @@ class OriginClient:
         return document.text("Status") in ("Enabled", "Suspended")
 
     # -- shared
-    async def _document(self, request: OriginRequest) -> Document:
+    async def _document(self, request: OriginRequest, tries: Tries | None = None) -> Document:
         async def read(answer: OriginAnswer) -> Document:
             return Document.parse(await answer.read(MAX_DOCUMENT_BYTES))
 
-        return await self.channel.call(request, read)
+        return await self.channel.call(request, read, tries)
 
     async def _conditionally(
         self, condition: Condition, send: Callable[[tuple[tuple[str, str], ...]], Awaitable[T]]

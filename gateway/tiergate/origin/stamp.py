@@ -45,6 +45,15 @@ def stamp_header(version: Version, name: ObjectName) -> dict[str, str]:
     return {STAMP_HEADER: value} if size_bytes <= METADATA_LIMIT_BYTES else {}
 
 
+def described(version: Version, name: ObjectName) -> dict[str, str]:
+    """All headers that tell the origin of a version: its own, the user's metadata, tags and the stamp."""
+    headers = dict(version.headers)
+    headers |= {f"x-amz-meta-{label}": value for label, value in version.metadata.items()}
+    if version.tagging:
+        headers["x-amz-tagging"] = version.tagging
+    return headers | stamp_header(version, name)
+
+
 def parse_stamp(value: str) -> Stamp | None:
     """The stamp in a header's value; None for a value that the gateway did not write."""
     found = _STAMP.fullmatch(value.strip())

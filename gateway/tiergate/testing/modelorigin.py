@@ -15,6 +15,7 @@ from tiergate.errors import OriginRefusedError, OriginTemporaryError
 from tiergate.model import ObjectName
 from tiergate.origin.answers import Condition, OriginEntry, OriginObject, OriginPage, PutAnswer
 from tiergate.origin.client import Chunks, OriginClient
+from tiergate.origin.retry import Tries
 from tiergate.origin.stamp import STAMP_HEADER, Stamp, parse_stamp
 
 T = TypeVar("T")
@@ -196,7 +197,9 @@ class ModelOrigin:
         assert version_id is None
         await self._call("delete", name, lambda: self.objects.pop(name, None))
 
-    async def create_multipart_upload(self, name: ObjectName, headers: Mapping[str, str]) -> str:
+    async def create_multipart_upload(
+        self, name: ObjectName, headers: Mapping[str, str], tries: Tries | None = None
+    ) -> str:
         stamp = parse_stamp(headers.get(STAMP_HEADER, ""))
 
         def begin() -> str:

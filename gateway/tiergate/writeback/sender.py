@@ -5,7 +5,7 @@ The steps that can be seen in the origin happen inside `visible(...)`, which the
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,7 +16,8 @@ from tiergate.memory.memory import Memory, Pin
 from tiergate.model import NO_BASE, UNKNOWN_BASE, ObjectName, OriginUpload, Part, Pending, Version
 from tiergate.observe.metrics import Metrics
 from tiergate.origin.client import Condition, OriginClient
-from tiergate.origin.stamp import stamp_header
+from tiergate.origin.retry import Tries
+from tiergate.origin.stamp import described
 from tiergate.s3.checksums import block_checksum, bodies_crc64nvme
 from tiergate.writeback.withdrawal import Withdrawals, bodies_of
 
@@ -157,7 +158,7 @@ class Sender:
                     write.name,
                     version.size_bytes,
                     stream(version.parts, held),
-                    self._headers(write.name, version) | self._object_checksum(version),
+                    described(version, write.name) | self._object_checksum(version),
                     condition,
                 )
                 return answer.etag
@@ -206,6 +207,9 @@ class Sender:
                     await self._origin.abort_multipart_upload(write.name, upload_id)
                     await self._directory.note_upload(write.name, write.uid, None)
                 raise
+        # It is over; what is still noted when the version counts as landed would be aborted.
+        with suppress(FencedError):
+            await self._directory.note_upload(write.name, write.uid, None)
         return answer.etag
 
     async def _resume(self, write: Pending, version: Version) -> tuple[str, dict[int, tuple[str, int]]]:
@@ -219,21 +223,21 @@ class Sender:
             await self.abort_unnamed(write.name, upload)
         started_s = self._clock.wall_s()
         await self._directory.note_upload(write.name, write.uid, OriginUpload("", started_s))
-        headers = self._headers(write.name, version)
+        headers = described(version, write.name)
         if self._settings.send_checksums and all(part.body.blocks for part in version.parts):
             headers |= {"x-amz-checksum-algorithm": "CRC64NVME", "x-amz-checksum-type": "FULL_OBJECT"}
-        upload_id = await self._origin.create_multipart_upload(write.name, headers)
-        await self._directory.note_upload(write.name, write.uid, OriginUpload(upload_id, started_s))
+        tries = Tries()
+        upload_id = await self._origin.create_multipart_upload(write.name, headers, tries)
+        upload = OriginUpload(upload_id, started_s)
+        await self._directory.note_upload(write.name, write.uid, upload)
+        if tries.count > 1:
+            # The answer to an earlier try may be all that was lost of it.
+            await self.abort_unnamed(write.name, upload)
         return upload_id, {}
 
     async def abort_unnamed(self, name: ObjectName, upload: OriginUpload) -> None:
-        """Abort uploads of exactly this key begun since an intent whose answer was lost, and known for nothing else."""
-        known = await self._directory.origin_upload_ids(name.bucket)
-        for key, upload_id, initiated_s in await self._origin.list_uploads(name.bucket, name.key):
-            if upload_id in known:
-                continue
-            if key == name.key and initiated_s >= upload.started_s - INTENT_SLACK_S:
-                await self._origin.abort_multipart_upload(name, upload_id)
+        """See `abort_lost_uploads`."""
+        await abort_lost_uploads(self._directory, self._origin, name, upload.started_s)
 
     async def abort(self, name: ObjectName, upload: OriginUpload) -> None:
         """Abort an upload that no pending write needs; one that is gone already is fine."""
@@ -250,13 +254,6 @@ class Sender:
             await self._directory.drop_leftovers(write.name, write.leftovers)
 
     # -- headers
-    def _headers(self, name: ObjectName, version: Version) -> dict[str, str]:
-        headers = dict(version.headers)
-        headers |= {f"x-amz-meta-{label}": value for label, value in version.metadata.items()}
-        if version.tagging:
-            headers["x-amz-tagging"] = version.tagging
-        return headers | stamp_header(version, name)
-
     def _object_checksum(self, version: Version) -> dict[str, str]:
         if not self._settings.send_checksums or version.checksum_type != "FULL_OBJECT":
             return {}
@@ -275,6 +272,14 @@ async def all_of(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+async def abort_lost_uploads(directory: Directory, origin: OriginClient, name: ObjectName, since_s: float) -> None:
+    """Abort uploads of exactly this key begun since a time that nobody knows: the answer that named them was lost."""
+    known = await directory.origin_upload_ids(name.bucket)
+    for key, upload_id, initiated_s in await origin.list_uploads(name.bucket, name.key):
+        if upload_id not in known and key == name.key and initiated_s >= since_s - INTENT_SLACK_S:
+            await origin.abort_multipart_upload(name, upload_id)
 
 
 def pin_part(memory: Memory, part: Part) -> AbstractContextManager[Pin | None]:
