@@ -169,6 +169,22 @@ def test_body_that_is_wrong_changes_nothing(s3: Bucket, node: RunningNode, prefi
     assert node.status()["memory"]["receiving_bytes"] == 0
 
 
+@pytest.mark.parametrize("start", [b"", b"5\r\nhello\r\n", b"5\r\nhel"], ids=["at_once", "after_a_chunk", "in_a_chunk"])
+def test_framing_that_fails_after_the_head_was_read_is_answered_at_once(s3: Bucket, prefix: str, start: bytes) -> None:
+    """aiohttp's parser tells the reader of such a body nothing: the answer came with the idle timeout."""
+    chunked = [("Transfer-Encoding", "chunked")]
+    ask = put({"Expect": "100-continue"}, payload=UNSIGNED, length=None, late=chunked)
+    row = aimed(Row("late", ask, 400, "IncompleteBody", closes=True), prefix)
+    with s3.wire() as wire:
+        wire.begin(row.ask)
+        assert wire.socket.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        wire.pour(start)
+        wire.pour(b"zzzzzzzz\r\nabc\r\n0\r\n\r\n")
+        reply = wire.reply("PUT")
+        answered(row, reply)
+        goes_on(s3, wire, reply, row)
+
+
 @pytest.mark.parametrize("row", [row for row in BAD if "chunk" not in row.name], ids=str)
 def test_part_that_is_wrong_is_not_kept(s3: Bucket, prefix: str, row: Row) -> None:
     upload_id = s3.create_upload(f"{prefix}o")

@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
+from aiohttp.helpers import set_exception
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from tiergate.errors import RequestError
 from tiergate.observe.logs import get_logger
@@ -31,6 +32,27 @@ class S3Connection(RequestHandler):
     def __init__(self, server: "S3Server", node_id: str, **settings: Any) -> None:
         super().__init__(server, **settings)
         self._node_id = node_id
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._messages and isinstance(self._messages[-1][0], _ErrInfo):
+            self._break_body()
+
+    def _break_body(self) -> None:
+        """Tell the reader of a body whose HTTP framing failed after its head had been handed out.
+
+        aiohttp only queues the error, behind the request that waits for the rest of that body.
+        """
+        queued = [payload for message, payload in self._messages if not isinstance(message, _ErrInfo)]
+        if queued:
+            payload = queued[-1]
+        elif self._current_request is not None:
+            payload = self._current_request.content
+        else:
+            return
+        if not payload.is_eof() and payload.exception() is None:
+            set_exception(payload, web.RequestPayloadError("malformed chunked body"))
+            payload.feed_eof()
 
     def handle_error(
         self,

@@ -358,7 +358,7 @@ def is_spent(request: web.BaseRequest, received: WireBody | None) -> bool:
     be taken for that body. Of a body in the middle only a bounded rest is worth reading past; one of unknown length may
     be cut in the middle of its framing.
     """
-    if received is not None and received.timed_out:
+    if (received is not None and received.timed_out) or request.content.exception() is not None:
         return True
     if received.awaits_continue if received is not None else awaits_continue(request):
         return True
