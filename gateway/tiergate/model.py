@@ -187,6 +187,20 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """A change of the origin that is under way in one process and must not overlap with certain others: a write-through
+    (or a forwarded write), or a marker that write-back puts. `holder` is the token of the process' lease; `replaces`
+    tells whether the origin holds something of that key that it changes, or may."""
+
+    name: ObjectName
+    uid: str
+    holder: str
+    role: Role
+    through: bool
+    replaces: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Upload:
     """A client's multipart upload in progress. `version` carries what CreateMultipartUpload said (headers,
     metadata, tagging); its parts, size and ETag are empty. `algorithm` is the checksum algorithm the client chose

@@ -119,7 +119,7 @@ class World:
             SenderSettings(2, send_checksums=False),
         )
         slots = asyncio.Semaphore(self.slots_count)
-        gate = Gate(self.directory, self.clock, lambda name: self.mode, QUIET_S, slots)
+        gate = Gate(self.directory, self.clock, lambda name: self.mode, QUIET_S, "uploader", slots)
         bounds = UploaderSettings(begun_count=4, backoff_base_s=0.0, backoff_cap_s=0.0)
         self.uploader = Uploader(self.directory, sender, gate, self.clock, self.metrics, bounds, slots)
         self.runner = asyncio.create_task(self.uploader.run())

@@ -1,6 +1,8 @@
 """P4 No false complete. Most of its sentences are held by tests/e2e/test_fence.py."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -56,6 +58,42 @@ def test_write_through_of_a_shard_withdraws_marker_before_its_bytes(
         ("PutObject", f"s/{MARKER}"),
     ]
     assert body_of(direct, bucket, "s/__0_0.distcp") == data
+
+
+@pytest.mark.semantics("P4.7")
+def test_write_through_and_marker_of_its_set_never_overlap(
+    start_node: StartNode, direct: Any, proxy: FaultyOrigin, bucket: str
+) -> None:
+    """The marker comes back while the write-through lasts, or the write-through begins while the marker goes in."""
+    node = start_node("--marker-quiet", "100ms", memory_limit=SMALL)
+    client = node.client()
+    shard, marker = "s/__0_0.distcp", f"s/{MARKER}"
+    save(client, bucket, "s/")
+    node.wait_settled()
+    first = len(changes_of(proxy.requests, bucket))
+    through, returning = Gate(), Gate()
+    proxy.inject(Hold(through), operation="PutObject", key=shard)
+    with ThreadPoolExecutor(1) as pool:
+        overwrite = pool.submit(client.put_object, Bucket=bucket, Key=shard, Body=bytes(40 * MIB))
+        through.wait_reached()
+        proxy.inject(Hold(returning), operation="PutObject", key=marker)
+        client.put_object(Bucket=bucket, Key=marker, Body=b"2")
+        # Write-back has looked since the marker was committed, and left it where it is.
+        client.put_object(Bucket=bucket, Key="other", Body=b"")
+        proxy.wait_finished("PutObject", "other")
+        through.release()
+        assert ack_of(overwrite.result()) == "origin"
+        returning.wait_reached()
+        overwrite = pool.submit(client.put_object, Bucket=bucket, Key=shard, Body=bytes(41 * MIB))
+        node.wait_until("the write-through waits", lambda: node.metric("tiergate_http_active_requests") == 1)
+        returning.release()
+        assert ack_of(overwrite.result()) == "origin"
+    node.wait_settled()
+    changes = [change for change in changes_of(proxy.requests, bucket)[first:] if change.key != "other"]
+    assert all(one.until_s <= other.from_s for one, other in pairwise(changes))
+    assert sent(proxy, bucket)[-1] == marker
+    in_turn = [("" if change.etag else "-") + change.key for change in changes]
+    assert in_turn == [f"-{marker}", shard, marker, f"-{marker}", shard, marker]
 
 
 @pytest.mark.semantics("P4.8")

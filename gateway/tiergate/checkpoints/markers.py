@@ -8,7 +8,7 @@ orders it like a marker, but it is never withdrawn because something below its p
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
-from tiergate.model import ObjectName, Role
+from tiergate.model import ObjectName, Role, Step
 
 MARKER_NAMES = frozenset(
     {
@@ -48,6 +48,21 @@ def ancestor_scopes(key: str) -> list[str]:
     while scopes[-1]:
         scopes.append(scope_of(scopes[-1][:-1]))
     return scopes
+
+
+def collide(one: Step, other: Step) -> bool:
+    """Whether two steps are of one key, or a marker's and one that changes a member of its set."""
+    return one.name == other.name or _speaks_for(one, other) or _speaks_for(other, one)
+
+
+def _speaks_for(marker: Step, member: Step) -> bool:
+    """What is new takes nothing from a set. A marker is no member of the set it speaks for, a pointer of none."""
+    if marker.role is not Role.MARKER or member.role is Role.POINTER or not member.replaces:
+        return False
+    scope = scope_of(marker.name.key)
+    if marker.name.bucket != member.name.bucket or not member.name.key.startswith(scope):
+        return False
+    return member.role is not Role.MARKER or scope_of(member.name.key) != scope
 
 
 class Markers:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tiergate.model import Bucket, ObjectName, OriginUpload, Part, Pending, Record, Role, Upload, Version
+from tiergate.model import Bucket, ObjectName, OriginUpload, Part, Pending, Record, Role, Step, Upload, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +225,20 @@ class Directory(Protocol):
 
     async def quarantine(self, name: ObjectName, uid: str, reason: str) -> None:
         """Set aside (`reason`) or release (empty reason) a pending write; nothing if it is no longer pending."""
+        ...
+
+    # -- steps under way
+    async def begin_step(self, step: Step) -> bool:
+        """Announce a step, or the same one anew; False if another stands that it must not overlap with: they `collide`
+        (`checkpoints.markers`) and one of them is a write-through. Its holder, or who finds that dead, ends it."""
+        ...
+
+    async def steps(self) -> list[Step]:
+        """The steps that stand."""
+        ...
+
+    async def end_step(self, step: Step) -> None:
+        """The step is over, if it was begun at all."""
         ...
 
     # -- multipart uploads of clients

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import lmdb
 
+from tiergate.checkpoints.markers import collide
 from tiergate.directory import transitions
 from tiergate.directory.base import Committed, Finished, Intent, Seen
 from tiergate.directory.rows import TABLE_NAMES, Rows, Tables
@@ -29,6 +30,7 @@ from tiergate.model import (
     Record,
     Role,
     State,
+    Step,
     Upload,
     Version,
 )
@@ -243,6 +245,24 @@ class EmbeddedDirectory:
 
     async def quarantine(self, name: ObjectName, uid: str, reason: str) -> None:
         self._if_owned(name, uid, lambda write: replace(write, quarantined=reason))
+
+    # -- steps under way
+    async def begin_step(self, step: Step) -> bool:
+        def transition(rows: Rows) -> bool:
+            others = [other for other in rows.steps() if other.uid != step.uid]
+            if any((step.through or other.through) and collide(step, other) for other in others):
+                return False
+            rows.put_step(step)
+            return True
+
+        return self._change(transition)
+
+    async def steps(self) -> list[Step]:
+        with self._reading() as rows:
+            return rows.steps()
+
+    async def end_step(self, step: Step) -> None:
+        self._change(lambda rows: rows.drop_step(step.uid))
 
     # -- multipart uploads of clients
     async def create_upload(self, upload: Upload) -> None:

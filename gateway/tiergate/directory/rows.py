@@ -26,6 +26,7 @@ from tiergate.model import (
     Record,
     Role,
     State,
+    Step,
     Upload,
 )
 
@@ -53,6 +54,7 @@ TABLE_NAMES = (
     "parts",
     "finished",
     "orphans",
+    "steps",
     "buckets",
 )
 
@@ -91,7 +93,8 @@ def encode(value: object) -> bytes:
 
 
 _DECODERS: dict[type, msgspec.msgpack.Decoder[Any]] = {
-    kind: msgspec.msgpack.Decoder(kind) for kind in (Record, Pending, Upload, Part, Finished, Orphan, Bucket, Named)
+    kind: msgspec.msgpack.Decoder(kind)
+    for kind in (Record, Pending, Upload, Part, Finished, Orphan, Step, Bucket, Named)
 }
 
 
@@ -288,6 +291,16 @@ class Rows:
     def orphans(self) -> Iterator[Orphan]:
         for _, value in self.scan("orphans", b""):
             yield decode(Orphan, value)
+
+    # -- steps under way
+    def steps(self) -> list[Step]:
+        return [decode(Step, value) for _, value in self.scan("steps", b"")]
+
+    def put_step(self, step: Step) -> None:
+        self._put("steps", _text_key(step.uid), encode(step))
+
+    def drop_step(self, uid: str) -> None:
+        self._delete("steps", _text_key(uid))
 
     # -- clients' multipart uploads
     def upload(self, upload_id: str) -> Upload | None:

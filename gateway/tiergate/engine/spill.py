@@ -15,8 +15,10 @@ from tiergate.engine.rooms import Rooms, log_name
 from tiergate.engine.through import Through, condition_of
 from tiergate.errors import OriginRefusedError, OverloadedError
 from tiergate.model import Part, Role, Upload, Version
+from tiergate.origin.client import Condition
 from tiergate.origin.retry import Tries
 from tiergate.origin.stamp import described
+from tiergate.writeback.recovery import doubt
 from tiergate.writeback.sender import abort_lost_uploads, pin_part, stream, verify
 
 
@@ -97,35 +99,40 @@ class Spill:
         """
         spill_id = await self._begun(upload)
         parts = [part if part.spilled_etag else await self._move(upload, spill_id, part) for part in version.parts]
-        replaces = await self._through.turn.come(upload.name, role, ground.start_revision)
-        seen = await self._rooms.directory.get(upload.name)
         pairs = [(part.number, part.spilled_etag) for part in parts]
-        try:
-            answer = await self._rooms.origin.complete_multipart_upload(
-                upload.name, spill_id, pairs, {}, condition_of(upload.name, seen, conditions)
+        async with self._through.turn.taken(upload.name, role, ground.start_revision):
+            seen = await self._rooms.directory.get(upload.name)
+            condition = condition_of(upload.name, seen, conditions)
+            version = replace(version, etag=await self._completed(upload, version, spill_id, pairs, condition))
+            intent = Intent(
+                role=role,
+                start_revision=ground.start_revision,
+                now_s=self._rooms.clock.wall_s(),
+                base=ground.base,
+                guard=seen.guard,
+                conditional=ground.conditional,
             )
-            origin_etag = answer.etag
+            await self._through.commit(upload.name, version, version.etag, intent)
+        await self._rooms.directory.end_spilled(upload.upload_id, version, listed, self._rooms.clock.wall_s())
+        return version
+
+    async def _completed(
+        self, upload: Upload, version: Version, spill_id: str, parts: Sequence[tuple[int, str]], condition: Condition
+    ) -> str:
+        """Complete the upload in the origin; the ETag."""
+        try:
+            done = await self._rooms.origin.complete_multipart_upload(upload.name, spill_id, parts, {}, condition)
+            return done.etag
         except OriginRefusedError as refused:
             there = await self._rooms.origin.head_object(upload.name)
             if refused.code != "NoSuchUpload" or there is None or there.stamp is None:
                 raise
             if there.stamp.uid != version.uid:
                 raise
-            origin_etag = there.etag  # An earlier try of this completion got there, and its answer was lost.
-        if replaces:
-            await self._through.turn.clear_way(upload.name)
-        intent = Intent(
-            role=role,
-            start_revision=ground.start_revision,
-            now_s=self._rooms.clock.wall_s(),
-            base=ground.base,
-            guard=seen.guard,
-            conditional=ground.conditional,
-        )
-        version = replace(version, etag=origin_etag)
-        await self._through.commit(upload.name, version, origin_etag, intent)
-        await self._rooms.directory.end_spilled(upload.upload_id, version, listed, self._rooms.clock.wall_s())
-        return version
+            return there.etag  # An earlier try of this completion got there, and its answer was lost.
+        except BaseException:
+            await doubt(self._rooms.directory, upload.name)
+            raise
 
     async def abandon(self, upload: Upload) -> None:
         """Abort what an aborted upload had in the origin."""

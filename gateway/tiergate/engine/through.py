@@ -19,12 +19,13 @@ from tiergate.engine.owned import MAKES_VISIBLE
 from tiergate.engine.proved import CheckedBody
 from tiergate.engine.rooms import Rooms, log_name
 from tiergate.engine.turn import Turn
-from tiergate.errors import ConflictError, OverloadedError, RequestError
+from tiergate.errors import ConflictError, OriginRefusedError, OverloadedError, RequestError
 from tiergate.model import (
     UNKNOWN_BASE,
     Kind,
     ObjectName,
     Part,
+    Role,
     Version,
     new_uid,
 )
@@ -33,6 +34,7 @@ from tiergate.origin.stamp import described
 from tiergate.s3.conditions import check_write
 from tiergate.s3.copysource import parse_copy_source
 from tiergate.s3.operations import parse
+from tiergate.writeback.recovery import doubt
 
 COMMIT_ATTEMPTS_COUNT = 8
 
@@ -66,39 +68,42 @@ class Through:
         if size is None:
             raise OverloadedError("no room for a body of unknown length", **log_name(call.name))
         role = self._rooms.markers.role_of(call.name, size)
-        replaces = await self.turn.come(call.name, role, ground.start_revision)
-        self._rooms.metrics.through_writes.inc(1, "memory")
-        seen = await self._rooms.directory.get(call.name)
-        now_s = self._rooms.clock.wall_s()
-        uid = new_uid(now_s)
-        stream = CheckedBody(call.body)
-        draft = Version(uid, size, "", int(now_s), (), described.headers, described.metadata, described.tagging)
-        answer = await self._rooms.origin.put_object(
-            call.name,
-            size,
-            stream.pieces,
-            upload_headers(draft, call),
-            condition_of(call.name, seen, WriteConditions.of(call.params)),
-        )
-        if replaces:
-            await self.turn.clear_way(call.name)
-        version = self._version(draft, stream, answer)
-        await self.commit(
-            call.name,
-            version,
-            answer.etag,
-            Intent(
-                role,
-                ground.start_revision,
-                now_s,
-                UNKNOWN_BASE,
-                guard=seen.guard,
-                conditional=ground.conditional,
-            ),
-        )
+        async with self.turn.taken(call.name, role, ground.start_revision):
+            self._rooms.metrics.through_writes.inc(1, "memory")
+            answer = await self._put_now(call, described, ground, size, role)
         headers = dict(answer.headers)
         headers[ACK_HEADER] = ACK_ORIGIN
         return Answer(200, headers)
+
+    async def _put_now(
+        self, call: Call, described: Description, ground: Ground, size_bytes: int, role: Role
+    ) -> PutAnswer:
+        seen = await self._rooms.directory.get(call.name)
+        now_s = self._rooms.clock.wall_s()
+        stream = CheckedBody(call.body)
+        draft = Version(
+            new_uid(now_s), size_bytes, "", int(now_s), (), described.headers, described.metadata, described.tagging
+        )
+        condition = condition_of(call.name, seen, WriteConditions.of(call.params))
+        try:
+            answer = await self._rooms.origin.put_object(
+                call.name, size_bytes, stream.pieces, upload_headers(draft, call), condition
+            )
+        except OriginRefusedError:
+            raise
+        except BaseException:
+            await doubt(self._rooms.directory, call.name)
+            raise
+        intent = Intent(
+            role,
+            ground.start_revision,
+            now_s,
+            UNKNOWN_BASE,
+            guard=seen.guard,
+            conditional=ground.conditional,
+        )
+        await self.commit(call.name, self._version(draft, stream, answer), answer.etag, intent)
+        return answer
 
     def _version(self, draft: Version, stream: CheckedBody, answer: PutAnswer) -> Version:
         body = stream.body_of(draft.uid, draft.size_bytes)
@@ -198,11 +203,8 @@ class Through:
         start_revision = await self._rooms.directory.revision()
         await self.turn.settle(names)
         role = self._rooms.markers.role_of(call.name, call.body.size_bytes or 0)
-        replaces = await self.turn.come(call.name, role, start_revision)
-        answer = await self._changing(call, [call.name])
-        if replaces:
-            await self.turn.clear_way(call.name)
-        return answer
+        async with self.turn.taken(call.name, role, start_revision):
+            return await self._changing(call, [call.name])
 
     async def _changing(self, call: Call, names: Sequence[ObjectName]) -> Answer:
         try:

@@ -1,11 +1,13 @@
 """Waiting inside a request for what must reach the origin first: bounded, and named when it does not come."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 from tiergate.engine.rooms import Rooms, log_name
 from tiergate.errors import OverloadedError
-from tiergate.model import NO_BASE, UNKNOWN_BASE, Kind, ObjectName, Pending, Role
+from tiergate.model import NO_BASE, UNKNOWN_BASE, Kind, ObjectName, Pending, Role, Step, new_uid
 from tiergate.writeback.fence import PendingView, blockers
 
 FIRST_LOOK_S = 0.005
@@ -43,46 +45,56 @@ class Turn:
 
         await self._wait(ObjectName(bucket, prefix), settled)
 
-    async def come(self, name: ObjectName, role: Role, start_revision: int) -> bool:
-        """Wait until `name` may become visible in the origin now: earlier writes of the key are settled, the fence is
-        open, and no marker stands that the write would make untrue. True if it replaces something there: then
-        `clear_way` must follow once it has landed, since a write-through may last longer than a marker stays away.
+    @asynccontextmanager
+    async def taken(self, name: ObjectName, role: Role, start_revision: int) -> AsyncIterator[None]:
+        """Wait until `name` may become visible in the origin: earlier writes of the key are settled, the fence is open,
+        and no marker stands that the write would make untrue. None returns, and nothing else of the key goes, before
+        the block ends.
 
         Raises:
             OverloadedError: not in time.
             OriginError: a marker could not be withdrawn.
         """
+        now_s = self._rooms.clock.wall_s()
+        step = Step(name, new_uid(now_s), self._rooms.memory.token, role, through=True, replaces=True)
         subject = Pending(
             name=name,
-            uid="",
+            uid=step.uid,
             kind=Kind.PUT,
             role=role,
             place=FAR_REVISION,
             revision=FAR_REVISION,
             start_revision=start_revision,
-            committed_s=self._rooms.clock.wall_s(),
+            committed_s=now_s,
             size_bytes=0,
         )
+        try:
+            await self._wait(name, partial(self._begins, step, subject))
+            if await self._base(name) == NO_BASE:
+                await self._rooms.directory.begin_step(replace(step, replaces=False))
+            else:
+                await self._rooms.withdrawals.clear_way(name)
+            yield
+        finally:
+            await self._rooms.directory.end_step(step)
+            self._rooms.wake()
 
-        async def open_() -> bool:
-            if not await self._is_settled(name):
-                return False
-            view = PendingView(await self._rooms.directory.pending())
-            mode = self._rooms.fence_of(name)
-            return (
-                blockers(subject, view, mode, self._rooms.clock.wall_s(), self._rooms.settings.marker_quiet_s) is None
-            )
+    async def _begins(self, step: Step, subject: Pending) -> bool:
+        """Take the turn if it has come. What is committed before the step is announced is seen by the second look;
+        write-back of what is committed later sees the step."""
+        if not await self._is_open(subject) or not await self._rooms.directory.begin_step(step):
+            return False
+        if await self._is_open(subject):
+            return True
+        await self._rooms.directory.end_step(step)
+        return False
 
-        await self._wait(name, open_)
-        replaces = await self._base(name) != NO_BASE
-        if replaces:
-            await self.clear_way(name)
-        return replaces
-
-    async def clear_way(self, name: ObjectName) -> None:
-        """Take out of the origin what a change of `name` makes untrue, and see to it that it comes back."""
-        await self._rooms.withdrawals.clear_way(name)
-        self._rooms.wake()
+    async def _is_open(self, subject: Pending) -> bool:
+        if not await self._is_settled(subject.name):
+            return False
+        view = PendingView(await self._rooms.directory.pending())
+        mode, quiet_s = self._rooms.fence_of(subject.name), self._rooms.settings.marker_quiet_s
+        return blockers(subject, view, mode, self._rooms.clock.wall_s(), quiet_s) is None
 
     async def _base(self, name: ObjectName) -> str:
         record = (await self._rooms.directory.get(name)).record

@@ -119,6 +119,15 @@ class Memory:
         """The files underneath, for `audit`."""
         return self._store
 
+    @property
+    def token(self) -> str:
+        """Names this process to the others of the node for as long as it lives."""
+        return self._store.lease.token
+
+    def is_alive(self, token: str) -> bool:
+        """Whether the process of that name still lives."""
+        return self._store.is_alive(token)
+
     # -- receiving
 
     def receive(self, body_uid: str, size_bytes: int, holder: str) -> Receiving:

@@ -109,7 +109,7 @@ def open_uploader(rooms: Rooms) -> Uploader:
         SenderSettings(settings.writeback_concurrency_count, settings.origin_checksums),
     )
     slots = asyncio.Semaphore(settings.writeback_concurrency_count)
-    gate = Gate(rooms.directory, rooms.clock, rooms.fence_of, settings.marker_quiet_s, slots)
+    gate = Gate(rooms.directory, rooms.clock, rooms.fence_of, settings.marker_quiet_s, rooms.memory.token, slots)
     bounds = UploaderSettings(
         settings.writeback_concurrency_count * BEGUN_PER_SLOT,
         settings.origin_backoff_s,

@@ -1,24 +1,25 @@
 """Grants the steps that can be seen in the origin, one look at the fence at a time.
 
-A marker going in and a member of its set being replaced must not overlap: the marker's turn is decided on a fresh
-reading of what is pending, and a replaced member waits until no marker of its set is on its way.
+A marker going in and a member of its set being replaced must not overlap. Among the writes of this process that is
+seen to here: the marker's turn is decided on a fresh reading of what is pending, and a replaced member waits until no
+marker of its set is on its way. With write-throughs, which other processes do, the directory sees to it (`Step`).
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from tiergate.checkpoints.markers import scope_of
+from tiergate.checkpoints.markers import collide
 from tiergate.clock import Clock
 from tiergate.directory.base import Directory
 from tiergate.errors import FencedError
-from tiergate.model import NO_BASE, Kind, ObjectName, Pending, Role
+from tiergate.model import NO_BASE, Kind, ObjectName, Pending, Role, Step
 from tiergate.writeback.fence import Blocked, FenceMode, PendingView, blockers
 
 
 class Gate:
-    """The fence in action for one node's uploader. `slots` bounds how much is worked on at a time; a write that waits
-    for its turn gives its slot away."""
+    """The fence in action for a node's uploader, in the process that `holder` names. `slots` bounds how much is worked
+    on at a time; a write that waits for its turn gives its slot away."""
 
     def __init__(
         self,
@@ -26,16 +27,19 @@ class Gate:
         clock: Clock,
         fence_of: Callable[[ObjectName], FenceMode],
         quiet_s: float,
+        holder: str,
         slots: asyncio.Semaphore,
     ) -> None:
         self._directory = directory
         self._clock = clock
         self._fence_of = fence_of
         self._quiet_s = quiet_s
+        self._holder = holder
         self._slots = slots
         self._view = PendingView([])
         self._changed = asyncio.Event()
-        self._markers_going: set[ObjectName] = set()
+        self._through: list[Step] = []
+        self._markers_going: dict[ObjectName, Step] = {}
         self.waiting: set[ObjectName] = set()
         """Writes in flight that wait for their turn and so need no slot."""
         self.on_wait: Callable[[], None] = lambda: None
@@ -43,9 +47,14 @@ class Gate:
 
     async def look(self) -> PendingView:
         """Read what is pending anew and let those waiting look again."""
-        self._view = PendingView(await self._directory.pending())
+        await self._read()
         self._notify()
         return self._view
+
+    async def _read(self) -> None:
+        self._view = PendingView(await self._directory.pending())
+        # After what is pending: a write-through that is announced later sees that and waits.
+        self._through = [step for step in await self._directory.steps() if step.through]
 
     def blocked(self, write: Pending, view: PendingView) -> Blocked | None:
         """What the write waits for in `view`, None if it may go."""
@@ -62,8 +71,9 @@ class Gate:
         try:
             yield
         finally:
-            if write.name in self._markers_going:
-                self._markers_going.discard(write.name)
+            step = self._markers_going.pop(write.name, None)
+            if step is not None:
+                await self._directory.end_step(step)
                 self._notify()
 
     def _notify(self) -> None:
@@ -89,30 +99,27 @@ class Gate:
         are seen by others while they look once more: what was committed since the last look is not in the view."""
         if subject.role is not Role.MARKER or subject.kind is not Kind.PUT:
             return True
-        self._markers_going.add(subject.name)
+        step = self._markers_going[subject.name] = self._step(subject)
         is_granted = False
         try:
-            fresh = PendingView(await self._directory.pending())
-            self._view = fresh
-            is_granted = self.blocked(subject, fresh) is None
+            is_begun = await self._directory.begin_step(step)
+            await self._read()
+            is_granted = is_begun and self.blocked(subject, self._view) is None
         finally:
             if not is_granted:
-                self._markers_going.discard(subject.name)
+                del self._markers_going[subject.name]
+                await self._directory.end_step(step)
             self._notify()
         return is_granted
 
+    def _step(self, subject: Pending) -> Step:
+        replaces = subject.base != NO_BASE
+        return Step(subject.name, subject.uid, self._holder, subject.role, through=False, replaces=replaces)
+
     def _overlaps(self, subject: Pending) -> bool:
-        """Whether a marker is on its way whose set would change. A marker is no member of the set it speaks for, a
-        pointer of none."""
-        if subject.base == NO_BASE or subject.role is Role.POINTER:
-            return False
-        name = subject.name
-        return any(
-            marker.bucket == name.bucket
-            and name.key.startswith(scope_of(marker.key))
-            and not (subject.role is Role.MARKER and scope_of(marker.key) == scope_of(name.key))
-            for marker in self._markers_going
-        )
+        """Whether a write-through or a marker is on its way that the step must not overlap with."""
+        step = self._step(subject)
+        return any(collide(step, other) for other in (*self._through, *self._markers_going.values()))
 
     async def _wait_without_slot(self, subject: Pending) -> None:
         """Wait until the last look says that the turn may have come; somebody else may work meanwhile."""

@@ -2,6 +2,7 @@
 
 from tiergate.directory.base import Directory
 from tiergate.memory.memory import Memory
+from tiergate.model import ObjectName
 
 
 async def recover(directory: Directory, memory: Memory) -> None:
@@ -12,3 +13,15 @@ async def recover(directory: Directory, memory: Memory) -> None:
     memory.reconcile(live, mark)
     owed = {write.uid for write in await directory.pending()} | await directory.open_upload_ids()
     memory.settle_holders(owed, mark)
+    for step in await directory.steps():
+        if not memory.is_alive(step.holder):
+            if step.through:
+                await doubt(directory, step.name)
+            await directory.end_step(step)
+
+
+async def doubt(directory: Directory, name: ObjectName) -> None:
+    """The origin may or may not have taken a write of the key that nobody acknowledged: ask it before the next read."""
+    record = (await directory.get(name)).record
+    if record is not None and record.version is not None:
+        await directory.revalidated(name, record.version.uid, 0.0)

@@ -89,7 +89,7 @@ class Node:
         self.metrics = Metrics()
         self.sender = ScriptedSender(self.directory)
         slots = asyncio.Semaphore(slots_count)
-        self.gate = Gate(self.directory, self.clock, lambda name: FenceMode.AUTO, QUIET_S, slots)
+        self.gate = Gate(self.directory, self.clock, lambda name: FenceMode.AUTO, QUIET_S, "uploader", slots)
         self.uploader = Uploader(
             self.directory,
             cast(Sender, self.sender),
