@@ -1,0 +1,48 @@
+"""Buckets, holders of bodies, counts."""
+
+from tiergate.directory.base import Directory
+from tiergate.model import (
+    Bucket,
+    Role,
+)
+from tiergate.testing.directory_contract.values import (
+    BUCKET,
+    MARKER,
+    make_intent,
+    make_upload,
+    object_name,
+    put,
+    put_clean,
+)
+
+
+class Upkeep:
+    """Buckets, holders of bodies, counts."""
+
+    async def test_buckets_are_kept_and_forgotten(self, directory: Directory) -> None:
+        bucket = Bucket(BUCKET, "eu-west-1", True, 12.0)
+        assert await directory.get_bucket(BUCKET) is None
+        await directory.put_bucket(bucket)
+        assert await directory.get_bucket(BUCKET) == bucket
+        await directory.forget_bucket(BUCKET)
+        assert await directory.get_bucket(BUCKET) is None
+
+    async def test_live_holders_are_versions_and_uploads(self, directory: Directory) -> None:
+        await put_clean(directory, object_name("clean"), "v1", "o1")
+        await put(directory, object_name("dirty"), "v2")
+        await put(directory, object_name("dirty"), "v3")
+        await directory.delete(object_name("gone"), make_intent())
+        await directory.create_upload(make_upload("up1"))
+        await put_clean(directory, MARKER, "m1", "o1", Role.MARKER)
+        await directory.withdraw(MARKER, "m1", 1.0)
+        assert await directory.live_holders() == {"v1", "v3", "up1", "m1"}
+
+    async def test_counts_follow_every_change(self, directory: Directory) -> None:
+        await put_clean(directory, object_name("clean"), "v1", "o1")
+        await put(directory, object_name("dirty"), "v2", size_bytes=100)
+        await put(directory, object_name("dirty"), "v3", size_bytes=40)
+        await directory.delete(object_name("gone"), make_intent())
+        await directory.create_upload(make_upload("up1"))
+        counts = await directory.counts()
+        expected = {"clean": 1, "dirty": 1, "tombstone": 1, "pending": 2, "pending_bytes": 40, "uploads": 1}
+        assert {name: counts[name] for name in expected} == expected
