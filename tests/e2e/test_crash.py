@@ -11,7 +11,7 @@ import pytest
 
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import RunningNode, Victim
-from tiergate.testing.objects import ack_of, body_of, keys_of, uploads_of
+from tiergate.testing.objects import ack_of, body_of, is_missing, keys_of, uploads_of
 from tiergate.testing.origins import MotoOrigin
 from tiergate.testing.rules import Gate, Hold
 
@@ -40,15 +40,15 @@ def kill_and_start(node: RunningNode, victim: Victim) -> Any:
     return node.client()
 
 
-def half_an_upload(node: RunningNode, path: str, size: int) -> http.client.HTTPConnection:
-    """A PUT whose body stops in the middle; the connection stays open."""
+def begun_upload(node: RunningNode, path: str, size: int, sent: int) -> http.client.HTTPConnection:
+    """A PUT whose body stops after `sent` bytes; the connection stays open."""
     parts = urlsplit(node.endpoint)
     assert parts.hostname is not None
     connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
     connection.putrequest("PUT", path)
     connection.putheader("Content-Length", str(size))
     connection.endheaders()
-    connection.send(os.urandom(size // 2))
+    connection.send(os.urandom(sent))
     return connection
 
 
@@ -144,8 +144,6 @@ def test_completion_of_a_dead_process_that_lands_while_its_successor_looks_leave
     client = own.client()
     assert body_of(direct, bucket, "big") == body_of(client, bucket, "big") == data
     assert client.head_object(Bucket=bucket, Key="big")["ETag"] == etag
-    # Known to fail: the successor begins an upload of its own, finds the version landed, and `persisted` hands over
-    # `leftovers` only for abortion, not the upload of the pending write itself.
     own.wait_until("no upload is left", lambda: uploads_of(direct, bucket) == [], deadline_s=10)
 
 
@@ -167,6 +165,27 @@ def test_kill_while_a_put_lands_does_not_send_a_second(
     assert len(proxy.seen("PutObject", "k")) == 1
 
 
+@pytest.mark.parametrize("victim", ["all", "worker"])
+def test_kill_during_a_write_through_lets_the_marker_of_its_set_come_back(
+    start_node: StartNode, proxy: FaultyOrigin, direct: Any, bucket: str, victim: Victim
+) -> None:
+    node = start_node("--marker-quiet", "100ms", memory_limit="64MiB")
+    client = node.client()
+    client.put_object(Bucket=bucket, Key="s/shard", Body=b"first")
+    client.put_object(Bucket=bucket, Key="s/.metadata", Body=b"marker")
+    node.wait_settled()
+    gate = Gate()
+    proxy.inject(Hold(gate), operation="PutObject", key="s/shard")
+    with closing(begun_upload(node, f"/{bucket}/s/shard", 80 * MIB, MIB)):
+        gate.wait_reached()
+        assert is_missing(direct, bucket, "s/.metadata")
+        client = kill_and_start(node, victim)
+    gate.release()
+    node.wait_settled()
+    assert body_of(direct, bucket, "s/.metadata") == b"marker"
+    assert body_of(direct, bucket, "s/shard") == body_of(client, bucket, "s/shard") == b"first"
+
+
 @pytest.mark.parametrize("victim", ["all", "parent", "worker"])
 def test_half_received_uploads_are_gone_with_their_memory(own: RunningNode, bucket: str, victim: Victim) -> None:
     client = own.client()
@@ -175,8 +194,8 @@ def test_half_received_uploads_are_gone_with_their_memory(own: RunningNode, buck
     before = own.wait_settled()["memory"]
     upload_id = client.create_multipart_upload(Bucket=bucket, Key="multi")["UploadId"]
     with (
-        closing(half_an_upload(own, f"/{bucket}/half", 40 * MIB)),
-        closing(half_an_upload(own, f"/{bucket}/multi?partNumber=1&uploadId={upload_id}", 30 * MIB)),
+        closing(begun_upload(own, f"/{bucket}/half", 40 * MIB, 20 * MIB)),
+        closing(begun_upload(own, f"/{bucket}/multi?partNumber=1&uploadId={upload_id}", 30 * MIB, 15 * MIB)),
     ):
         own.wait_status("both are in memory", lambda status: status["memory"]["receiving_bytes"] >= 35 * MIB)
         client = kill_and_start(own, victim)

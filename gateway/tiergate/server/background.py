@@ -81,6 +81,7 @@ async def clean_up_after_deaths(rooms: Rooms, deaths: asyncio.Event) -> None:
         deaths.clear()
         log.info("cleaning up after a dead process")
         await recover(rooms.directory, rooms.memory)
+        rooms.wake()  # What it was doing may have held writes back.
 
 
 async def keep_up(rooms: Rooms) -> None:

@@ -8,6 +8,7 @@ from tiergate.testing.directory_contract.markers import Markers
 from tiergate.testing.directory_contract.objects import ObjectTransitions
 from tiergate.testing.directory_contract.owed import OwedWrites
 from tiergate.testing.directory_contract.scans import Scans
+from tiergate.testing.directory_contract.steps import Steps
 from tiergate.testing.directory_contract.upkeep import Upkeep
 from tiergate.testing.directory_contract.uploads import ClientUploads
 from tiergate.testing.directory_contract.values import (
@@ -48,7 +49,7 @@ __all__ = [
 ]
 
 
-class DirectoryContract(ObjectTransitions, FoundInOrigin, Scans, OwedWrites, Markers, ClientUploads, Upkeep):
+class DirectoryContract(ObjectTransitions, FoundInOrigin, Scans, OwedWrites, Markers, Steps, ClientUploads, Upkeep):
     """The contract of `tiergate.directory.base.Directory`."""
 
     @pytest.fixture
