@@ -109,6 +109,31 @@ def test_puts_beyond_memory_while_origin_refuses_get_slow_down_and_lose_nothing(
     assert keys_of(client, bucket) == sorted(acked)
 
 
+def test_memory_full_of_a_set_overwritten_while_its_marker_was_evicted_comes_free(
+    small: RunningNode, proxy: FaultyOrigin, direct: Any, bucket: str
+) -> None:
+    """The marker must be in memory before it is withdrawn, and withdrawn before anything here may land."""
+    client = small.client()
+    for index in range(4):
+        client.put_object(Bucket=bucket, Key=f"s/{index}", Body=b"old")
+    client.put_object(Bucket=bucket, Key="s/.metadata", Body=b"marker")
+    small.wait_settled()
+    for index in range(4):
+        client.put_object(Bucket=bucket, Key=f"other{index}", Body=bytes(19 * MIB))
+        small.wait_settled()
+    assert small.status()["memory"]["evictions"] > 4
+    proxy.inject(Answer(503, "SlowDown"), times=None)
+    for index in range(3):
+        client.put_object(Bucket=bucket, Key=f"s/{index}", Body=bytes(19 * MIB))
+    rest_bytes = small.status()["memory"]["available_bytes"]
+    client.put_object(Bucket=bucket, Key="s/3", Body=bytes(rest_bytes))
+    assert small.status()["memory"]["available_bytes"] == 0
+    proxy.heal()
+    small.wait_settled()
+    assert body_of(direct, bucket, "s/.metadata") == b"marker"
+    assert body_of(direct, bucket, "s/3") == bytes(rest_bytes)
+
+
 def test_eviction_takes_the_least_recently_used(small: RunningNode, proxy: FaultyOrigin, bucket: str) -> None:
     client = small.client()
     data = {f"k{index}": os.urandom(10 * MIB) for index in range(4)}

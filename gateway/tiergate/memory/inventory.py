@@ -59,17 +59,20 @@ class SlabsShortError(TiergateError):
 
 
 class Inventory:
-    """The changes, over one write transaction. `growable_bytes` is how much the slabs may still grow. All
-    uids and holders are checked by `name_bytes`; `token` is the process that acts, `now_us` its monotonic
-    clock."""
+    """The changes, over one write transaction. `growable_bytes` is how much the slabs may still grow; whole bodies
+    leave `spare_bytes` to fills. All uids and holders are checked by `name_bytes`; `token` is the process that acts,
+    `now_us` its monotonic clock."""
 
-    def __init__(self, txn: Txn, tables: Tables, token: str, now_us: int, slab_budget: int, index_bytes: int) -> None:
+    def __init__(
+        self, txn: Txn, tables: Tables, token: str, now_us: int, slab_budget: int, index_bytes: int, spare_bytes: int
+    ) -> None:
         self._txn = txn
         self._tables = tables
         self._token = token
         self._token_bytes = token.encode()
         self._now_us = now_us
         self._index_bytes = index_bytes
+        self._spare_bytes = spare_bytes
         self.counters = Counters.load(txn, tables)
         self.growable_bytes = max(0, slab_budget - self.counters.grown_bytes)
 
@@ -85,8 +88,8 @@ class Inventory:
         self.counters.grown_bytes += length
         allocator.release(self._txn, self._tables, offset, length)
 
-    def _reserve(self, charge: int) -> None:
-        """Promise `charge` bytes to a body, evicting if need be.
+    def _reserve(self, charge: int, spare_bytes: int = 0) -> None:
+        """Promise `charge` bytes to a body, evicting if need be. Afterwards `spare_bytes` could be had as well.
 
         Raises:
             MemoryFullError: not even eviction makes the room.
@@ -94,7 +97,7 @@ class Inventory:
         counters = self.counters
         self._relieve_index(charge // BLOCK_BYTES * BLOCK_ROW_BYTES)
         short = charge + counters.reserved_bytes - counters.free_bytes - self.growable_bytes
-        if short > counters.evictable_bytes:
+        if short + spare_bytes > counters.evictable_bytes:
             raise MemoryFullError(
                 "memory is full of bytes that may not be evicted", wanted_bytes=charge, short_bytes=short
             )
@@ -194,7 +197,7 @@ class Inventory:
         """
         invariant(self._open(uid) is None, "a body is received twice", uid=uid.decode())
         row = BodyRow(size_bytes, used_us=self._now_us, receiving=True)
-        self._reserve(charge)
+        self._reserve(charge, self._spare_bytes)
         self._close(uid, row)
         self._txn.put(receiving_key(self._token_bytes, uid, None), pack_number(charge), db=self._tables.receivings)
 
@@ -213,7 +216,7 @@ class Inventory:
         for index, size_bytes in enumerate(sizes, first):
             charge = aligned(size_bytes)
             if reserve:
-                self._reserve(charge)
+                self._reserve(charge, self._spare_bytes)
             else:
                 promised -= charge
             found.append(self._allocate(uid, row, index, BLOCK_SEALED, charge))

@@ -73,13 +73,14 @@ class MemoryStats:
     evictions: int
     index_used_bytes: int
     index_bytes: int
+    spare_bytes: int
 
     @property
     def available_bytes(self) -> int:
         """What a new body could get now: room never used yet, free, or taken by bodies that may be
         evicted."""
-        slab_budget = self.budget_bytes - self.index_bytes
-        return slab_budget - self.used_bytes - self.reserved_bytes + self.evictable_bytes
+        slab_budget = self.budget_bytes - self.index_bytes - self.spare_bytes
+        return max(0, slab_budget - self.used_bytes - self.reserved_bytes + self.evictable_bytes)
 
 
 class Memory:
@@ -347,6 +348,7 @@ class Memory:
             evictions=counters.evictions,
             index_used_bytes=index_used,
             index_bytes=limits.budget_bytes - self._store.slab_budget,
+            spare_bytes=limits.spare_bytes,
         )
 
     def _each(self, items: Sequence[T], change: Callable[[Inventory, T], None]) -> None:

@@ -48,11 +48,13 @@ FULL_RETRY_S = 5.0
 @dataclass(frozen=True, slots=True)
 class MemoryLimits:
     """`budget_bytes` bounds everything; of it `index_bytes` are taken at the start, the slabs get the rest
-    and grow by `slab_bytes` at a time."""
+    and grow by `slab_bytes` at a time. Bodies that are received whole leave `spare_bytes` of them to fills: write-back
+    may need a marker in memory before it can free any."""
 
     budget_bytes: int
     index_bytes: int
     slab_bytes: int
+    spare_bytes: int = 0
 
     def check(self) -> None:
         """Raises:
@@ -187,6 +189,7 @@ class Store:
                 self._now_us(),
                 self.slab_budget,
                 self.limits.index_bytes,
+                self.limits.spare_bytes,
             )
             if self._clock.monotonic_s() < self._full_until_s:
                 inventory.growable_bytes = 0

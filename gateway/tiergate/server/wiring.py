@@ -33,6 +33,10 @@ SLAB_SHARE = 16
 """A slab is this part of the budget, within bounds: few enough steps to grow, small enough not to overshoot."""
 
 
+SPARE_SHARE = 64
+"""This part of the budget is kept for markers that must come back into memory."""
+
+
 def directory_bytes(settings: Settings) -> int:
     """The share of the budget that the directory's database may use."""
     return max(2 * MIB, settings.memory_limit_bytes // 32)
@@ -43,7 +47,7 @@ def memory_limits(settings: Settings) -> MemoryLimits:
     budget = settings.memory_limit_bytes - directory_bytes(settings)
     slab = min(64 * MIB, max(MIB, budget // SLAB_SHARE // MIB * MIB))
     index = min(max(MIB, budget // INDEX_SHARE), 64 * MIB + budget // 8192)
-    return MemoryLimits(budget_bytes=budget, index_bytes=index, slab_bytes=slab)
+    return MemoryLimits(budget_bytes=budget, index_bytes=index, slab_bytes=slab, spare_bytes=budget // SPARE_SHARE)
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,26 @@ def test_receive_whole_reservation_refused_leaves_nothing(memory: Memory) -> Non
     assert (stats.bodies, stats.reserved_bytes, stats.evictions) == (2, 0, 0)
     assert stats.available_bytes == 24 * BLOCK
     memory.receive("b", 24 * BLOCK, "v3").abort()
+
+
+def test_receive_whole_bodies_leave_the_spare_room_to_fills(tmp_path: Path, limits: MemoryLimits, clock: Clock) -> None:
+    memory = Memory.open(tmp_path / "spare", replace(limits, spare_bytes=4 * BLOCK), clock)
+    with pytest.raises(MemoryFullError):
+        memory.receive("a", 61 * BLOCK, "v1")
+    put(memory, "a", bytes(60 * BLOCK))
+    assert memory.stats().available_bytes == 0
+    unsized = memory.receive_unsized("b", "v2", 10 * BLOCK)
+    with pytest.raises(MemoryFullError):
+        unsized.write(bytes(BLOCK))
+    unsized.abort()
+    for index in range(4):
+        filling = memory.receive_block(Body("c", 5 * BLOCK), index, "v3")
+        assert filling is not None
+        filling.write(bytes(BLOCK))
+        filling.seal()
+    with pytest.raises(MemoryFullError):
+        memory.receive_block(Body("c", 5 * BLOCK), 4, "v3")
+    memory.close()
 
 
 def test_receive_reservations_count_before_a_byte_came(memory: Memory) -> None:
