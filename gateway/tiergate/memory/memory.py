@@ -320,11 +320,6 @@ class Memory:
 
         self._each(stale, settle)
 
-    def grow(self) -> bool:
-        """Add one slab ahead of need, so that writers meet warm pages; False when budget or file system
-        end it. Takes as long as filling `slab_bytes` with zeros."""
-        return self._store.grow()
-
     def stats(self) -> MemoryStats:
         """The node's memory at one moment."""
         tables, limits = self._store.tables, self._store.limits

@@ -19,9 +19,6 @@ log = get_logger(__name__)
 
 UPKEEP_INTERVAL_S = 30.0
 
-WARM_SLABS_COUNT = 4
-"""So many slabs of room that no body uses yet are kept ready (of the budget, never beyond it)."""
-
 NICENESS = 5
 """Where processors are short, clients come before write-back."""
 

@@ -566,15 +566,6 @@ def test_receive_full_index_evicts_then_refuses_and_still_lets_go(memory: Memory
     memory.drop("a-holder-of-forty-characters-or-so", uids)
 
 
-def test_grow_ahead_stops_at_the_budget(memory: Memory) -> None:
-    turns = 0
-    while memory.grow():
-        turns += 1
-    stats = memory.stats()
-    assert turns == 8
-    assert stats.slab_bytes + stats.index_bytes == stats.budget_bytes
-
-
 def test_pack_many_sizes_wastes_under_a_tenth(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     # A DCP save in miniature, a thousandth in all lengths but alignment: parts of 5, 8 and 50 MiB, some
     # small files; of two alternating checkpoints one is dropped while the next one arrives.
