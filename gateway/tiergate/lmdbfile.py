@@ -28,7 +28,7 @@ ORDERED_BYTES = MAX_KEY_BYTES - DIGEST_BYTES
 MAX_READERS = 1024
 """Read transactions of all processes of a node at one time."""
 
-_LOCK_FILE_BYTES = (MAX_READERS + 64) * 64
+LOCK_FILE_BYTES = (MAX_READERS + 64) * 64
 """A cache line for each reader, and the table's head."""
 
 
@@ -76,9 +76,9 @@ def _allocate_locks(path: Path) -> None:
     Only a new table, which nobody has open: closing any descriptor of the file would drop LMDB's own POSIX
     locks of this process.
     """
-    if not path.exists() or path.stat().st_size < _LOCK_FILE_BYTES:
+    if not path.exists() or path.stat().st_size < LOCK_FILE_BYTES:
         path.touch()
-        _preallocate(path, _LOCK_FILE_BYTES)
+        _preallocate(path, LOCK_FILE_BYTES)
 
 
 def _preallocate(path: Path, size_bytes: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import pytest
 
 from tiergate.testing.faults import FaultyOrigin
-from tiergate.testing.node import RunningNode
+from tiergate.testing.node import RunningNode, allocated_bytes
 from tiergate.testing.objects import ack_of, body_of, keys_of, refusal, uploads_of
 from tiergate.testing.origins import MotoOrigin
 from tiergate.testing.rules import Answer, Gate, Hold
@@ -40,11 +40,7 @@ def hold_writes(proxy: FaultyOrigin, held: str = "") -> Gate:
 def within_budget(node: RunningNode) -> dict[str, Any]:
     """Memory's part of the status, once it is known to fit the budget in every respect."""
     memory: dict[str, Any] = node.status()["memory"]
-    assert memory["slab_bytes"] <= LIMIT
-    # The budget counts slabs and index. Not in it: counters of a fixed size for each process, and LMDB's lock files.
-    counted = [node.memory_dir / "slabs" / "slabs", *node.memory_dir.rglob("data.mdb")]
-    assert len(counted) == 3
-    assert sum(path.stat().st_blocks * 512 for path in counted) <= LIMIT
+    assert allocated_bytes(node.memory_dir) <= LIMIT
     return memory
 
 

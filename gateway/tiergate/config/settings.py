@@ -120,7 +120,7 @@ class Settings:
         _MEMORY,
         lambda machine: machine.ram_bytes // 4,
         v.parse_size,
-        "Budget for bodies, slabs and index. Must fit into what the folder's file system has free.",
+        "Budget for all that lies in memory_dir. Must fit into what the folder's file system has free.",
         computed="a quarter of RAM, less if the tmpfs is smaller",
         low=8 * MIB,
     )

@@ -20,7 +20,7 @@ from tiergate.errors import TiergateError
 
 LOCK_WAIT_S = 10.0
 _LOCK_POLL_S = 0.02
-_PROBE_BYTES = 1 << 20
+_PROBE_BYTES = 4 << 10
 SMALLEST_LIMIT_BYTES = 8 << 20
 
 

@@ -23,6 +23,7 @@ from tiergate.node.listeners import Listeners, listen
 from tiergate.node.supervisor import Entries, RestartPolicy, Supervisor
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
+from tiergate.server.budget import split
 
 log = get_logger(__name__)
 
@@ -96,7 +97,7 @@ def _serve_locked(
         opened.append(listen(settings.admin_listen, 1, loopback_only=loopback_only))
         listeners, admin = opened
         try:
-            metrics = Metrics.open(folders.metrics / "node")
+            metrics = Metrics.open(folders.metrics / "node", split(settings).metrics_file_bytes)
         except OSError as error:
             raise StartError(f"cannot use {folders.metrics}: {error.strerror}") from error
         running = Running(listeners.address, admin.address, folders, os.getpid())

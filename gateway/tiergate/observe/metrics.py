@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tiergate.errors import InvariantError
-from tiergate.observe.store import SERIES_DROPPED, Metric, MetricKind, MetricStore, Stability
+from tiergate.observe.store import FILE_BYTES, SERIES_DROPPED, Metric, MetricKind, MetricStore, Stability
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -95,13 +95,13 @@ class Metrics:
         self._declare_node()
 
     @classmethod
-    def open(cls, path: Path) -> "Metrics":
-        """The metrics of a process, in the file that all scrapes read.
+    def open(cls, path: Path, file_bytes: int = FILE_BYTES) -> "Metrics":
+        """The metrics of a process, in the file that all scrapes read, of this size if it is new.
 
         Raises:
             OSError: the file cannot be made (no space, no permission).
         """
-        return cls(MetricStore.open(path))
+        return cls(MetricStore.open(path, file_bytes))
 
     def close(self) -> None:
         """Let go of the file; what was counted stays in it."""

@@ -14,40 +14,17 @@ from tiergate.config import Settings
 from tiergate.directory.embedded import EmbeddedDirectory
 from tiergate.engine.current import foreign_version
 from tiergate.engine.rooms import Rooms
-from tiergate.memory.memory import Memory, MemoryLimits
+from tiergate.memory.memory import Memory
 from tiergate.observe.metrics import Metrics
 from tiergate.origin.client import OriginClient, OriginSettings
 from tiergate.origin.forward import Forwarder
+from tiergate.server.budget import split
 from tiergate.writeback.gate import Gate
 from tiergate.writeback.sender import Sender, SenderSettings
 from tiergate.writeback.uploader import Uploader, UploaderSettings
 from tiergate.writeback.withdrawal import Withdrawals
 
-MIB = 1 << 20
 BEGUN_PER_SLOT = 8
-
-INDEX_SHARE = 32
-"""The inventory may use this part of the budget, up to a bound: some hundred bytes a body and block."""
-
-SLAB_SHARE = 16
-"""A slab is this part of the budget, within bounds: few enough steps to grow, small enough not to overshoot."""
-
-
-SPARE_SHARE = 64
-"""This part of the budget is kept for markers that must come back into memory."""
-
-
-def directory_bytes(settings: Settings) -> int:
-    """The share of the budget that the directory's database may use."""
-    return max(2 * MIB, settings.memory_limit_bytes // 32)
-
-
-def memory_limits(settings: Settings) -> MemoryLimits:
-    """How the budget is split: what the directory may not use is slabs and their inventory."""
-    budget = settings.memory_limit_bytes - directory_bytes(settings)
-    slab = min(64 * MIB, max(MIB, budget // SLAB_SHARE // MIB * MIB))
-    index = min(max(MIB, budget // INDEX_SHARE), 64 * MIB + budget // 8192)
-    return MemoryLimits(budget_bytes=budget, index_bytes=index, slab_bytes=slab, spare_bytes=budget // SPARE_SHARE)
 
 
 @asynccontextmanager
@@ -58,9 +35,10 @@ async def open_rooms(context: ChildContext) -> AsyncIterator[Rooms]:
         ConfigError: the memory folder cannot be used.
     """
     settings, clock = context.settings, SystemClock()
-    metrics = Metrics.open(context.metrics_file)
-    memory = Memory.open(context.folders.slabs, memory_limits(settings), clock)
-    directory = EmbeddedDirectory.open(context.folders.index / "directory", directory_bytes(settings))
+    budget = split(settings)
+    metrics = Metrics.open(context.metrics_file, budget.metrics_file_bytes)
+    memory = Memory.open(context.folders.slabs, budget.memory, clock)
+    directory = EmbeddedDirectory.open(context.folders.index / "directory", budget.directory_bytes)
     async with OriginClient(origin_settings(settings), node_id(context.folders.root), clock) as origin:
         markers = Markers(lambda bucket, key: settings.prefix_for(bucket, key).markers, settings.large_bytes)
         rooms = Rooms(
