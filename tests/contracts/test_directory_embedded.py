@@ -1,11 +1,12 @@
 """The embedded directory keeps the directory's contract; and what only it must do."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tiergate.directory.base import Directory
+from tiergate.directory.base import Committed, Directory
 from tiergate.directory.embedded import EmbeddedDirectory
 from tiergate.errors import ConfigError, InvariantError, MemoryFullError
 from tiergate.model import Bucket
@@ -15,6 +16,7 @@ from tiergate.testing.directory_contract import (
     make_intent,
     make_upload,
     object_name,
+    pending_of,
     put,
     put_clean,
 )
@@ -109,3 +111,46 @@ async def test_full_of_clean_makes_room_by_trimming(embedded: EmbeddedDirectory)
 async def test_trim_clean_with_room_keeps_all_up_to_the_number(embedded: EmbeddedDirectory) -> None:
     await put_clean(embedded, SHARD, "v1", "o1")
     assert await embedded.trim_clean(1) == []
+
+
+async def beside_a_reader(directory: EmbeddedDirectory) -> "asyncio.Task[Committed]":
+    """Overwrite a key until a change waits for the reader that the caller keeps open."""
+    for count in range(1000):
+        task = asyncio.create_task(put(directory, SHARD, f"v{count}"))
+        await asyncio.sleep(0)
+        if not task.done():
+            return task
+        await task
+    raise AssertionError("the reader never kept a page")
+
+
+async def test_change_waits_for_a_slow_reader(embedded: EmbeddedDirectory) -> None:
+    with embedded._environment.begin():
+        task = await beside_a_reader(embedded)
+        revision = await embedded.revision()
+    assert (await task).revision == revision + 1
+    assert (await pending_of(embedded, SHARD)).uid == f"v{revision}"
+
+
+async def test_reader_that_stays_makes_changes_temporary_errors_and_reads_go_on(
+    embedded: EmbeddedDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tiergate.directory.embedded.READER_PAUSES_S", (0.0, 0.001))
+    with embedded._environment.begin():
+        task = await beside_a_reader(embedded)
+        with pytest.raises(MemoryFullError) as caught:
+            await task
+        assert caught.value.retry_after_s > 0
+        before = await embedded.revision()
+        assert (await embedded.get(SHARD)).revision == before
+        assert len(await embedded.pending()) == len(await embedded.scan("bucket", "", "", 10)) == 1
+    assert (await put(embedded, SHARD, "after")).revision == before + 1
+
+
+async def test_cancelled_while_it_waits_changes_nothing(embedded: EmbeddedDirectory) -> None:
+    with embedded._environment.begin():
+        task = await beside_a_reader(embedded)
+        before = await embedded.get(SHARD)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert await embedded.get(SHARD) == before

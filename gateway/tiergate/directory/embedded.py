@@ -1,9 +1,11 @@
 """The directory of a node that works alone: LMDB beside the slabs, shared by all processes of the node.
 
-One method, one write transaction, nothing awaited inside: the coroutines never really wait. Nothing is synced: the
-state lives as long as the bytes it speaks of, in memory.
+One method, one write transaction, nothing awaited inside: the coroutines wait only where the map has no free page. Read
+transactions are short, since what they see cannot be used again: large tables are copied inside and decoded outside.
+Nothing is synced: the state lives as long as the bytes it speaks of, in memory.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +18,7 @@ import lmdb
 from tiergate.checkpoints.markers import collide
 from tiergate.directory import transitions
 from tiergate.directory.base import Committed, Finished, Intent, Seen
-from tiergate.directory.rows import TABLE_NAMES, Rows, Tables
+from tiergate.directory.rows import TABLE_NAMES, Named, Orphan, Rows, Tables, decode
 from tiergate.errors import ConflictError, MemoryFullError, NotFoundError
 from tiergate.lmdbfile import open_environment
 from tiergate.model import (
@@ -44,6 +46,11 @@ TRIMMED_SHARE = 0.75
 ADDING_SHARE = 0.875
 """From this share on nothing new is taken. What is left is for write-back to finish: that too takes pages first, and
 gives others back later."""
+
+READER_PAUSES_S = (0.0, *(0.001 * 2**step for step in range(6)), *[0.05] * 40)
+"""Waits before a change is tried again that found no free page: some two seconds together."""
+
+FULL_RETRY_S = 5
 
 T = TypeVar("T")
 
@@ -73,26 +80,29 @@ class EmbeddedDirectory:
         with self._environment.begin() as txn:
             yield Rows(txn, self._tables)
 
-    def _change(self, transition: Callable[[Rows], T]) -> T:
-        try:
-            return self._transact(transition)
-        except lmdb.MapFullError:
-            # A process that died while reading keeps old pages from being used again.
-            self._environment.reader_check()
+    async def _change(self, transition: Callable[[Rows], T]) -> T:
+        """Pages that were replaced are free again only when no reader sees them any more. A reader needs little time,
+        but it may have died, or may have lost the processor: this waits for it, while others of this process go on."""
+        for pause_s in READER_PAUSES_S:
+            try:
+                return self._transact(transition)
+            except lmdb.MapFullError:
+                self._environment.reader_check()
+            await asyncio.sleep(pause_s)
         try:
             return self._transact(transition)
         except lmdb.MapFullError as error:
-            raise MemoryFullError("the directory is full", retry_after_s=5) from error
+            raise MemoryFullError("the directory is full", retry_after_s=FULL_RETRY_S) from error
 
     def _transact(self, transition: Callable[[Rows], T]) -> T:
         with self._environment.begin(write=True) as txn:
             return transition(Rows(txn, self._tables))
 
-    def _add(self, transition: Callable[[Rows], T]) -> T:
+    async def _add(self, transition: Callable[[Rows], T]) -> T:
         """A change that brings something new: it leaves room for those that finish and forget."""
         if self._is_fuller_than(ADDING_SHARE):
-            raise MemoryFullError("the directory is full", retry_after_s=5)
-        return self._change(transition)
+            raise MemoryFullError("the directory is full", retry_after_s=FULL_RETRY_S)
+        return await self._change(transition)
 
     def _is_fuller_than(self, share: float) -> bool:
         page_bytes = self._environment.stat()["psize"]
@@ -123,13 +133,13 @@ class EmbeddedDirectory:
             return [record for record in records if record is not None]
 
     async def put(self, name: ObjectName, version: Version, intent: Intent) -> Committed:
-        return self._add(lambda rows: transitions.put(rows, name, version, intent))
+        return await self._add(lambda rows: transitions.put(rows, name, version, intent))
 
     async def put_through(self, name: ObjectName, version: Version, origin_etag: str, intent: Intent) -> Committed:
-        return self._add(lambda rows: transitions.put_through(rows, name, version, origin_etag, intent))
+        return await self._add(lambda rows: transitions.put_through(rows, name, version, origin_etag, intent))
 
     async def delete(self, name: ObjectName, intent: Intent) -> Committed | None:
-        return self._add(lambda rows: transitions.delete(rows, name, intent))
+        return await self._add(lambda rows: transitions.delete(rows, name, intent))
 
     async def adopt(
         self,
@@ -153,7 +163,7 @@ class EmbeddedDirectory:
             rows.put_record(record)
             return record
 
-        return self._add(transition)
+        return await self._add(transition)
 
     async def revalidated(self, name: ObjectName, uid: str, now_s: float) -> None:
         def transition(rows: Rows) -> None:
@@ -161,7 +171,7 @@ class EmbeddedDirectory:
             if record is not None:
                 rows.touch_record(replace(record, validated_s=now_s))
 
-        self._change(transition)
+        await self._change(transition)
 
     async def forget(self, name: ObjectName, uid: str | None) -> Version | None:
         def transition(rows: Rows) -> Version | None:
@@ -171,16 +181,17 @@ class EmbeddedDirectory:
             rows.drop_record(name)
             return record.version
 
-        return self._change(transition)
+        return await self._change(transition)
 
     async def trim_clean(self, keep_count: int) -> list[Version]:
         at_least = TRIM_COUNT if self._is_fuller_than(TRIMMED_SHARE) else 0
-        return list(self._change(lambda rows: transitions.trim_clean(rows, keep_count, at_least, TRIM_COUNT)))
+        return list(await self._change(lambda rows: transitions.trim_clean(rows, keep_count, at_least, TRIM_COUNT)))
 
     # -- write-back
     async def pending(self) -> list[Pending]:
         with self._reading() as rows:
-            return list(rows.pending_by_place())
+            raw = rows.raw("pending")
+        return sorted((decode(Pending, value) for value in raw), key=lambda write: write.place)
 
     async def pending_under(self, bucket: str, prefix: str, limit: int) -> list[Pending]:
         with self._reading() as rows:
@@ -191,24 +202,24 @@ class EmbeddedDirectory:
             return rows.oldest_pending_s()
 
     async def begin(self, name: ObjectName, uid: str, base: str) -> Pending:
-        return self._owned(name, uid, lambda write: replace(write, begun=True, base=base))
+        return await self._owned(name, uid, lambda write: replace(write, begun=True, base=base))
 
     async def note_upload(self, name: ObjectName, uid: str, upload: OriginUpload | None) -> Pending:
-        return self._owned(name, uid, lambda write: replace(write, upload=upload))
+        return await self._owned(name, uid, lambda write: replace(write, upload=upload))
 
     async def rebase(self, name: ObjectName, uid: str, base: str) -> Pending:
-        return self._owned(name, uid, lambda write: replace(write, base=base))
+        return await self._owned(name, uid, lambda write: replace(write, base=base))
 
-    def _owned(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> Pending:
-        return self._change(lambda rows: transitions.change(rows, change(transitions.owned(rows, name, uid))))
+    async def _owned(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> Pending:
+        return await self._change(lambda rows: transitions.change(rows, change(transitions.owned(rows, name, uid))))
 
-    def _if_owned(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> None:
+    async def _if_owned(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> None:
         def transition(rows: Rows) -> None:
             write = rows.pending(name)
             if write is not None and write.uid == uid:
                 rows.put_pending(change(write))
 
-        self._change(transition)
+        await self._change(transition)
 
     async def drop_leftovers(self, name: ObjectName, dropped: Sequence[OriginUpload]) -> None:
         def transition(rows: Rows) -> None:
@@ -219,14 +230,15 @@ class EmbeddedDirectory:
             for upload in dropped:
                 rows.drop_orphan(name, upload)
 
-        self._change(transition)
+        await self._change(transition)
 
     async def orphan_uploads(self) -> list[tuple[ObjectName, OriginUpload]]:
         with self._reading() as rows:
-            return [(orphan.name, orphan.upload) for orphan in rows.orphans()]
+            raw = rows.raw("orphans")
+        return [(orphan.name, orphan.upload) for orphan in (decode(Orphan, value) for value in raw)]
 
     async def persisted(self, name: ObjectName, uid: str, origin_etag: str, now_s: float) -> Version | None:
-        return self._change(lambda rows: transitions.persisted(rows, name, uid, origin_etag, now_s))
+        return await self._change(lambda rows: transitions.persisted(rows, name, uid, origin_etag, now_s))
 
     async def standing_markers(self, bucket: str, scopes: Sequence[str]) -> list[Seen]:
         with self._reading() as rows:
@@ -238,13 +250,13 @@ class EmbeddedDirectory:
         return []
 
     async def withdraw(self, name: ObjectName, uid: str, now_s: float) -> Pending | None:
-        return self._change(lambda rows: transitions.withdraw(rows, name, uid, now_s))
+        return await self._change(lambda rows: transitions.withdraw(rows, name, uid, now_s))
 
     async def withdrawn(self, name: ObjectName, uid: str) -> None:
-        self._if_owned(name, uid, lambda write: replace(write, base=NO_BASE, withdrawn=True))
+        await self._if_owned(name, uid, lambda write: replace(write, base=NO_BASE, withdrawn=True))
 
     async def quarantine(self, name: ObjectName, uid: str, reason: str) -> None:
-        self._if_owned(name, uid, lambda write: replace(write, quarantined=reason))
+        await self._if_owned(name, uid, lambda write: replace(write, quarantined=reason))
 
     # -- steps under way
     async def begin_step(self, step: Step) -> bool:
@@ -255,18 +267,18 @@ class EmbeddedDirectory:
             rows.put_step(step)
             return True
 
-        return self._change(transition)
+        return await self._change(transition)
 
     async def steps(self) -> list[Step]:
         with self._reading() as rows:
             return rows.steps()
 
     async def end_step(self, step: Step) -> None:
-        self._change(lambda rows: rows.drop_step(step.uid))
+        await self._change(lambda rows: rows.drop_step(step.uid))
 
     # -- multipart uploads of clients
     async def create_upload(self, upload: Upload) -> None:
-        self._add(lambda rows: rows.put_upload(upload))
+        await self._add(lambda rows: rows.put_upload(upload))
 
     async def get_upload(self, upload_id: str) -> Upload | None:
         with self._reading() as rows:
@@ -274,7 +286,9 @@ class EmbeddedDirectory:
 
     async def list_uploads(self, bucket: str, prefix: str) -> list[Upload]:
         with self._reading() as rows:
-            found = [upload for upload in rows.uploads_in(bucket) if upload.name.key.startswith(prefix)]
+            raw = rows.raw("uploads")
+        uploads = (decode(Upload, value) for value in raw)
+        found = [one for one in uploads if one.name.bucket == bucket and one.name.key.startswith(prefix)]
         return sorted(found, key=lambda upload: (upload.name.key.encode(), upload.started_s, upload.upload_id))
 
     async def put_part(self, upload_id: str, part: Part) -> Part | None:
@@ -284,7 +298,7 @@ class EmbeddedDirectory:
             rows.put_part(upload_id, part)
             return replaced
 
-        return self._add(transition)
+        return await self._add(transition)
 
     async def note_spill(self, upload_id: str, spill_id: str) -> str:
         def transition(rows: Rows) -> str:
@@ -293,7 +307,7 @@ class EmbeddedDirectory:
                 rows.put_upload(replace(upload, spill_id=spill_id))
             return upload.spill_id or spill_id
 
-        return self._change(transition)
+        return await self._change(transition)
 
     async def move_part(self, upload_id: str, part: Part, moved: Part) -> bool:
         def transition(rows: Rows) -> bool:
@@ -303,19 +317,24 @@ class EmbeddedDirectory:
             rows.put_part(upload_id, moved)
             return True
 
-        return self._change(transition)
+        return await self._change(transition)
 
     async def origin_upload_ids(self, bucket: str) -> set[str]:
         with self._reading() as rows:
-            found = {orphan.upload.upload_id for orphan in rows.orphans()}
-            for write in rows.pending_from(bucket, "", ""):
+            orphans, writes, uploads = rows.raw("orphans"), rows.raw("pending"), rows.raw("uploads")
+        found = {decode(Orphan, value).upload.upload_id for value in orphans}
+        for write in (decode(Pending, value) for value in writes):
+            if write.name.bucket == bucket:
                 found |= {upload.upload_id for upload in transitions.leftovers_of(write)}
-            found |= {upload.spill_id for upload in rows.uploads_in(bucket)}
+        for upload in (decode(Upload, value) for value in uploads):
+            if upload.name.bucket == bucket:
+                found.add(upload.spill_id)
         return found - {""}
 
     async def list_parts(self, upload_id: str) -> list[Part]:
         with self._reading() as rows:
-            return list(rows.parts(upload_id))
+            raw = rows.raw_parts(upload_id)
+        return [decode(Part, value) for value in raw]
 
     async def abort_upload(self, upload_id: str) -> list[Part] | None:
         def transition(rows: Rows) -> list[Part] | None:
@@ -326,7 +345,7 @@ class EmbeddedDirectory:
             rows.drop_upload(upload)
             return parts
 
-        return self._change(transition)
+        return await self._change(transition)
 
     async def finish_upload(
         self, upload_id: str, version: Version, part_list: Sequence[tuple[int, str]], intent: Intent
@@ -337,7 +356,7 @@ class EmbeddedDirectory:
             _finish(rows, upload, version, part_list, intent.now_s)
             return committed
 
-        return self._change(transition)
+        return await self._change(transition)
 
     async def end_spilled(
         self, upload_id: str, version: Version, part_list: Sequence[tuple[int, str]], now_s: float
@@ -347,14 +366,14 @@ class EmbeddedDirectory:
             if upload is not None:
                 _finish(rows, upload, version, part_list, now_s, through=True)
 
-        self._change(transition)
+        await self._change(transition)
 
     async def finished_upload(self, upload_id: str) -> Finished | None:
         with self._reading() as rows:
             return rows.finished(upload_id)
 
     async def expire_finished(self, before_s: float) -> int:
-        return self._change(lambda rows: rows.expire_finished(before_s))
+        return await self._change(lambda rows: rows.expire_finished(before_s))
 
     # -- buckets
     async def get_bucket(self, name: str) -> Bucket | None:
@@ -362,22 +381,24 @@ class EmbeddedDirectory:
             return rows.bucket(name)
 
     async def put_bucket(self, bucket: Bucket) -> None:
-        self._add(lambda rows: rows.put_bucket(bucket))
+        await self._add(lambda rows: rows.put_bucket(bucket))
 
     async def forget_bucket(self, name: str) -> None:
-        self._change(lambda rows: rows.drop_bucket(name))
+        await self._change(lambda rows: rows.drop_bucket(name))
 
     # -- holders
     async def live_holders(self) -> set[str]:
         with self._reading() as rows:
-            found = {named.uid for named in rows.clean_oldest()}
-            found |= {write.uid for write in rows.pending_by_place() if write.kind is Kind.PUT}
-            found |= {upload.upload_id for upload in rows.uploads()}
+            clean, writes, uploads = rows.raw("clean"), rows.raw("pending"), rows.raw("uploads")
+        found = {decode(Named, value).uid for value in clean}
+        found |= {write.uid for write in (decode(Pending, value) for value in writes) if write.kind is Kind.PUT}
+        found |= {decode(Upload, value).upload_id for value in uploads}
         return found
 
     async def open_upload_ids(self) -> set[str]:
         with self._reading() as rows:
-            return {upload.upload_id for upload in rows.uploads()}
+            raw = rows.raw("uploads")
+        return {decode(Upload, value).upload_id for value in raw}
 
     async def counts(self) -> dict[str, int]:
         with self._reading() as rows:

@@ -50,7 +50,6 @@ TABLE_NAMES = (
     "markers",
     "clean",
     "uploads",
-    "upload_names",
     "parts",
     "finished",
     "orphans",
@@ -80,7 +79,7 @@ class Tables:
 
     `records`, `pending`: by object · `places`: place → object · `ages`: commit time, place of what is pending and not
     quarantined · `markers`: scope, name → object · `clean`: revision, last change → object and uid ·
-    `upload_names`: object, upload id → upload id · `parts`: upload id, number.
+    `parts`: upload id, number.
     """
 
     def __init__(self, environment: lmdb.Environment) -> None:
@@ -136,6 +135,11 @@ class Rows:
             if not key.startswith(prefix):
                 return
             yield key, value
+
+    def raw(self, table: str) -> list[bytes]:
+        """All values of a table by key, for `decode` once the transaction is over."""
+        cursor = self._txn.cursor(self._tables[table])
+        return list(cast(Iterator[bytes], cursor.iternext(keys=False, values=True)))
 
     def count(self, table: str) -> int:
         """How many rows a table has."""
@@ -267,13 +271,6 @@ class Rows:
         self._delete("ages", _AGE.pack(old.committed_s, old.place))
         self._add("pending_bytes", -old.size_bytes)
 
-    def pending_by_place(self) -> Iterator[Pending]:
-        """All pending writes in their order."""
-        for _, key in self.scan("places", b""):
-            value = self._get("pending", key)
-            invariant(value is not None, "a place without its write")
-            yield decode(Pending, value or b"")
-
     def oldest_pending_s(self) -> float | None:
         """The earliest commit time of what is pending and not quarantined."""
         for key, _ in self.scan("ages", b""):
@@ -287,10 +284,6 @@ class Rows:
 
     def drop_orphan(self, name: ObjectName, upload: OriginUpload) -> None:
         self._delete("orphans", _orphan_key(name, upload))
-
-    def orphans(self) -> Iterator[Orphan]:
-        for _, value in self.scan("orphans", b""):
-            yield decode(Orphan, value)
 
     # -- steps under way
     def steps(self) -> list[Step]:
@@ -309,26 +302,12 @@ class Rows:
 
     def put_upload(self, upload: Upload) -> None:
         self._put("uploads", _text_key(upload.upload_id), encode(upload))
-        self._put("upload_names", _upload_key(upload.name, upload.upload_id), upload.upload_id.encode())
 
     def drop_upload(self, upload: Upload) -> None:
         """An upload and its parts."""
         for number in [part.number for part in self.parts(upload.upload_id)]:
             self.drop_part(upload.upload_id, number)
         self._delete("uploads", _text_key(upload.upload_id))
-        self._delete("upload_names", _upload_key(upload.name, upload.upload_id))
-
-    def uploads(self) -> Iterator[Upload]:
-        for _, value in self.scan("uploads", b""):
-            yield decode(Upload, value)
-
-    def uploads_in(self, bucket: str) -> Iterator[Upload]:
-        """Uploads in progress in a bucket."""
-        for _, value in self._scan_prefix("upload_names", prefix_key(bucket, "")):
-            upload = self.upload(value.decode())
-            invariant(upload is not None, "an upload's name without the upload")
-            if upload is not None:
-                yield upload
 
     def part(self, upload_id: str, number: int) -> Part | None:
         value = self._get("parts", _part_key(upload_id, number))
@@ -342,8 +321,11 @@ class Rows:
 
     def parts(self, upload_id: str) -> Iterator[Part]:
         """Parts of an upload by number."""
-        for _, value in self._scan_prefix("parts", _text_key(upload_id) + b"\0"):
-            yield decode(Part, value)
+        return (decode(Part, value) for value in self.raw_parts(upload_id))
+
+    def raw_parts(self, upload_id: str) -> list[bytes]:
+        """Parts of an upload by number, for `decode`."""
+        return [value for _, value in self._scan_prefix("parts", _text_key(upload_id) + b"\0")]
 
     def finished(self, upload_id: str) -> Finished | None:
         value = self._get("finished", _text_key(upload_id))
@@ -393,13 +375,9 @@ def marker_key(name: ObjectName) -> bytes:
     return object_key(name.bucket, f"{scope}\0{name.key[len(scope) :]}")
 
 
-def _upload_key(name: ObjectName, upload_id: str) -> bytes:
-    return object_key(name.bucket, f"{name.key}\0{upload_id}")
-
-
 def _orphan_key(name: ObjectName, upload: OriginUpload) -> bytes:
     # Uploads whose ids never became known differ in their start only.
-    return _upload_key(name, f"{upload.upload_id}\0{upload.started_s!r}")
+    return object_key(name.bucket, f"{name.key}\0{upload.upload_id}\0{upload.started_s!r}")
 
 
 def _text_key(text: str) -> bytes:

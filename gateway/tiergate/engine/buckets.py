@@ -1,8 +1,10 @@
 """What is known of buckets: learnt from the origin before the first acknowledgement, then cached."""
 
+from contextlib import suppress
+
 from tiergate.engine.outage import AWAY, Outage
 from tiergate.engine.rooms import Rooms
-from tiergate.errors import NotFoundError
+from tiergate.errors import MemoryFullError, NotFoundError
 from tiergate.model import Bucket
 
 KEPT_S = 60.0
@@ -41,5 +43,6 @@ class Buckets:
         if bucket is None:
             await directory.forget_bucket(name)
             raise NotFoundError("NoSuchBucket", "The specified bucket does not exist", bucket=name)
-        await directory.put_bucket(bucket)
+        with suppress(MemoryFullError):  # Asked again then; what needs no room of its own goes on.
+            await directory.put_bucket(bucket)
         return bucket

@@ -1,12 +1,13 @@
 """Which version of a key is current: the directory's word, checked against the origin where others may write."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tiergate.directory.base import Seen
 from tiergate.engine.outage import AWAY, Outage
 from tiergate.engine.rooms import Rooms, log_name
-from tiergate.errors import ConflictError, NotFoundError, invariant
-from tiergate.model import Body, ObjectName, Part, Record, State, Version, new_uid
+from tiergate.errors import ConflictError, MemoryFullError, NotFoundError, invariant
+from tiergate.model import Body, ObjectName, Part, Record, Role, State, Version, new_uid
 from tiergate.observe.logs import get_logger
 from tiergate.origin.client import OriginObject
 
@@ -99,9 +100,21 @@ class Resolver:
         except ConflictError:
             # What the origin said may be older than a deletion that it has carried out by now.
             return await self.find(name)
+        except MemoryFullError:
+            return await self._unrecorded(name, version, there.etag, role, since)
         if record.version is None:
             return None
         return Current(record, record.version)
+
+    async def _unrecorded(
+        self, name: ObjectName, version: Version, origin_etag: str, role: Role, since: int
+    ) -> Current | None:
+        """What `adopt` would say, for a directory without room for one more record: reads go on all the same."""
+        seen = await self._rooms.directory.get(name)
+        if seen.record is not None or seen.drops != since:
+            return await self.judge(name, seen)
+        record = Record(name, State.CLEAN, 0, 0, version, origin_etag, self._rooms.clock.wall_s(), role)
+        return Current(record, version)
 
     async def _revalidate(self, name: ObjectName, record: Record) -> Current | None:
         version = record.version
@@ -119,7 +132,8 @@ class Resolver:
             self._rooms.metrics.origin_outage_answers.inc()
             return Current(record, version)
         if there is not None and there.etag == record.origin_etag:
-            await self._rooms.directory.revalidated(name, version.uid, self._rooms.clock.wall_s())
+            with suppress(MemoryFullError):  # The next reader asks again then.
+                await self._rooms.directory.revalidated(name, version.uid, self._rooms.clock.wall_s())
             return Current(record, version)
         await self.forget(name, version.uid)
         return await self.find(name)

@@ -31,7 +31,7 @@ from tiergate.memory.store import MemoryLimits, Store
 from tiergate.model import Body
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from tiergate.clock import Clock
@@ -263,9 +263,7 @@ class Memory:
     def mark(self) -> Mark:
         """Take this before asking the directory for its live holders, and hand both to `reconcile`."""
         sequence = self._store.environment.info()["last_txnid"]
-        with self._store.read() as txn:
-            rows = (HolderRow.unpack(value) for _, value in scan(txn, self._store.tables.holders, b""))
-            tokens = {row.claim for row in rows if row.claim}
+        tokens = {row.claim for _, _, row in self._holders() if row.claim}
         return Mark(sequence, frozenset(token for token in tokens if not self._store.is_alive(token)))
 
     def reconcile(self, live_holders: set[str], mark: Mark) -> None:
@@ -291,27 +289,21 @@ class Memory:
     def _unsettled(self, live_holders: set[str], mark: Mark) -> list[tuple[bytes, bytes, HolderRow]]:
         """Holders that `reconcile` must change: unknown ones, and known ones whose claimant died."""
         found: list[tuple[bytes, bytes, HolderRow]] = []
-        with self._store.read() as txn:
-            for key, value in scan(txn, self._store.tables.holders, b""):
-                uid, holder = split_pair(key)
-                row = HolderRow.unpack(value)
-                if row.since > mark.sequence or (row.claim and row.claim not in mark.dead):
-                    continue
-                if row.claim or holder.decode() not in live_holders:
-                    found.append((uid, holder, row))
+        for uid, holder, row in self._holders():
+            if row.since > mark.sequence or (row.claim and row.claim not in mark.dead):
+                continue
+            if row.claim or holder.decode() not in live_holders:
+                found.append((uid, holder, row))
         return found
 
     def settle_holders(self, owed: set[str], mark: Mark) -> None:
         """Let bytes be evicted that the origin has: those of holders that are dirty here, are not in `owed` (read from
         the directory after `mark` was taken) and did not change since."""
         stale: list[tuple[bytes, bytes, HolderRow]] = []
-        with self._store.read() as txn:
-            for key, value in scan(txn, self._store.tables.holders, b""):
-                uid, holder = split_pair(key)
-                row = HolderRow.unpack(value)
-                is_old = row.dirty and not row.claim and row.since <= mark.sequence
-                if is_old and holder.decode() not in owed:
-                    stale.append((uid, holder, row))
+        for uid, holder, row in self._holders():
+            is_old = row.dirty and not row.claim and row.since <= mark.sequence
+            if is_old and holder.decode() not in owed:
+                stale.append((uid, holder, row))
 
         def settle(inventory: Inventory, seen: tuple[bytes, bytes, HolderRow]) -> None:
             uid, holder, row = seen
@@ -319,6 +311,14 @@ class Memory:
                 inventory.clean(uid, holder)
 
         self._each(stale, settle)
+
+    def _holders(self) -> Iterator[tuple[bytes, bytes, HolderRow]]:
+        """All holders as of now: body, holder, row. Copied first: what a transaction sees cannot be used again."""
+        with self._store.read() as txn:
+            found = list(scan(txn, self._store.tables.holders, b""))
+        for key, value in found:
+            uid, holder = split_pair(key)
+            yield uid, holder, HolderRow.unpack(value)
 
     def stats(self) -> MemoryStats:
         """The node's memory at one moment."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -35,8 +36,10 @@ T = TypeVar("T")
 
 LAYOUT = f"tiergate memory 1, blocks of {BLOCK_BYTES} bytes\n"
 
-READER_WAIT_S = 0.05
+READER_WAIT_S = 1.0
 """How long a change that finds the index full waits for readers to end."""
+
+READER_PAUSE_S = 0.001
 
 MIN_INDEX_BYTES = 1 << 20
 """Below this, copy-on-write of single transactions takes too large a share of the index."""
@@ -178,7 +181,7 @@ class Store:
             except lmdb.MapFullError as error:
                 if self._clock.monotonic_s() > end_s:
                     raise IndexFullError("the index of the memory is full") from error
-            os.sched_yield()
+            time.sleep(READER_PAUSE_S)  # A reader that has lost the processor must get it.
 
     def _change_once(self, change: Callable[[Inventory], T]) -> T:
         with self.environment.begin(write=True) as txn:

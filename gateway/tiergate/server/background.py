@@ -18,6 +18,7 @@ from tiergate.writeback.recovery import recover
 log = get_logger(__name__)
 
 UPKEEP_INTERVAL_S = 30.0
+FORGET_INTERVAL_S = 1.0
 
 NICENESS = 5
 """Where processors are short, clients come before write-back."""
@@ -51,6 +52,7 @@ async def serve(context: ChildContext) -> None:
                 tasks = [
                     group.create_task(uploader.run()),
                     group.create_task(clean_up_after_deaths(rooms, deaths)),
+                    group.create_task(forget_oldest(rooms)),
                     group.create_task(keep_up(rooms)),
                 ]
                 await stop.wait()
@@ -81,14 +83,26 @@ async def clean_up_after_deaths(rooms: Rooms, deaths: asyncio.Event) -> None:
         rooms.wake()  # What it was doing may have held writes back.
 
 
+async def forget_oldest(rooms: Rooms) -> None:
+    """Forget identities of evicted objects beyond their bound, and while the directory is short of room. Often: first
+    reads of many objects fill it fast."""
+    while True:
+        await rooms.clock.sleep(FORGET_INTERVAL_S)
+        try:
+            while dropped := await rooms.directory.trim_clean(rooms.settings.identities_kept_count):
+                for version in dropped:
+                    rooms.let_go(version)
+                await asyncio.sleep(0)
+        except TiergateError as error:
+            log.warning("identities could not be forgotten, tried again later", error=error)
+
+
 async def keep_up(rooms: Rooms) -> None:
-    """Regular upkeep: identities beyond their bound, answers of old uploads, what died unnoticed."""
+    """Regular upkeep: answers of old uploads, what died unnoticed."""
     settings = rooms.settings
     while True:
         await rooms.clock.sleep(UPKEEP_INTERVAL_S)
         try:
-            for version in await rooms.directory.trim_clean(settings.identities_kept_count):
-                rooms.let_go(version)
             before_s = rooms.clock.wall_s() - settings.finished_upload_keep_s
             await rooms.directory.expire_finished(before_s)
             rooms.memory.reap()
