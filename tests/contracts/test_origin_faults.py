@@ -226,19 +226,62 @@ async def test_refused_credentials_have_their_own_error(origin: OriginClient, pr
     assert len(proxy.seen("PutObject")) == 1
 
 
-async def test_head_refused_without_a_body_is_explained_by_another_request(
-    origin: OriginClient, proxy: FaultyOrigin
+@pytest.mark.parametrize(
+    "code", ["ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch", "RequestTimeTooSkewed"]
+)
+async def test_head_refused_for_our_credentials_is_told_from_a_denial(
+    origin: OriginClient, proxy: FaultyOrigin, code: str
 ) -> None:
-    proxy.inject(Answer(403), operation="HeadObject")
-    proxy.inject(Answer(403, "ExpiredToken"), operation="GetBucketLocation")
-    with pytest.raises(OriginCredentialsError):
-        await origin.head_object(NAME)
+    await put(origin)
+    proxy.inject(Answer(403), operation="HeadObject", times=2)
+    proxy.inject(Answer(403, code), operation="GetObject")
+    for _ in range(2):
+        with pytest.raises(OriginCredentialsError) as refused:
+            await origin.head_object(NAME)
+        assert refused.value.code == code
+    (question,) = proxy.seen("GetObject")
+    assert question.headers["range"] == "bytes=0-0"
+    assert (await origin.head_object(NAME)) is not None
 
-    proxy.inject(Answer(403), operation="HeadObject")
-    with pytest.raises(OriginRefusedError) as refused:
-        await origin.head_object(NAME)
-    assert not isinstance(refused.value, OriginCredentialsError)
-    assert refused.value.code == "AccessDenied"
+
+@pytest.mark.parametrize("answer", [None, Answer(403, "AccessDenied")], ids=["may-get", "may-not-get"])
+async def test_head_denied_by_the_bucket_s_policy_stays_denied(
+    origin: OriginClient, proxy: FaultyOrigin, answer: Answer | None
+) -> None:
+    await put(origin)
+    proxy.inject(Answer(403), operation="HeadObject", times=2)
+    if answer is not None:
+        proxy.inject(answer, operation="GetObject", times=None)
+    for _ in range(2):
+        with pytest.raises(OriginRefusedError) as refused:
+            await origin.head_object(NAME)
+        assert not isinstance(refused.value, OriginCredentialsError)
+        assert (refused.value.status, refused.value.code) == (403, "AccessDenied")
+    assert len(proxy.seen("GetObject")) == 1
+
+
+async def test_why_a_head_was_refused_is_asked_again_after_a_while(
+    proxy: FaultyOrigin, clock: QuickClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(clock, "monotonic_s", lambda: now_s)
+    async with OriginClient(settings_for(proxy), "node-1", clock) as origin:
+        await put(origin)
+        proxy.inject(Answer(403), operation="HeadObject", times=None)
+        proxy.inject(Answer(403, "ExpiredToken"), operation="GetObject")
+        with pytest.raises(OriginCredentialsError):
+            await origin.head_object(NAME)
+        now_s = 100.0
+        with pytest.raises(OriginRefusedError) as refused:
+            await origin.head_object(NAME)
+        assert refused.value.code == "AccessDenied"
+
+
+async def test_bucket_s_head_refused_for_our_credentials(origin: OriginClient, proxy: FaultyOrigin) -> None:
+    proxy.inject(Answer(400), operation="HeadBucket")
+    proxy.inject(Answer(400, "ExpiredToken"), operation="GetBucketLocation")
+    with pytest.raises(OriginCredentialsError):
+        await origin.get_bucket(BUCKET, 0.0)
 
 
 async def test_refused_credentials_are_looked_up_again(

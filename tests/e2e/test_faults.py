@@ -289,13 +289,14 @@ def test_origin_refusing_our_own_keys_is_a_503_and_never_the_clients_fault(
     node: RunningNode, s3: Any, proxy: FaultyOrigin, direct: Any, bucket: str, code: str
 ) -> None:
     direct.put_object(Bucket=bucket, Key="cold", Body=b"data")
-    # Known, so that no HEAD is asked: an answer to that has no body, and so no code that would tell whose keys.
-    s3.head_object(Bucket=bucket, Key="cold")
+    before = node.metric("tiergate_origin_refused_credentials_total")
     proxy.inject(Answer(403, code), where=lambda seen: seen.key == "cold", times=None)
-    for call in (s3.get_object, s3.get_object_tagging):
+    for call in (s3.head_object, s3.get_object, s3.get_object_tagging):
         found = refusal(lambda call=call: call(Bucket=bucket, Key="cold"))  # type: ignore[misc]
         assert found is not None
         assert found[0] == 503
+    assert node.metric("tiergate_origin_refused_credentials_total") >= before + 3
+    assert f"the origin refuses this node's own credentials ({code})" in node.log
     proxy.heal()
     wait_origin_back(node, s3, bucket)
     assert body_of(s3, bucket, "cold") == b"data"

@@ -43,6 +43,12 @@ class OriginAwayError(OriginTemporaryError):
     """The origin does not answer now."""
 
 
+def _what(error: BaseException) -> str:
+    if isinstance(error, OriginCredentialsError):
+        return f"the origin refuses this node's own credentials ({error.code})"
+    return "the origin does not answer"
+
+
 class Outage:
     """What this process knows of the origin's absence. Owns the task that waits for its return; `close` ends it."""
 
@@ -70,7 +76,7 @@ class Outage:
                 return await question()
         except AWAY as error:
             self._begin(bucket, error)
-            raise OriginAwayError("the origin does not answer") from error
+            raise OriginAwayError(_what(error)) from error
 
     @asynccontextmanager
     async def bounded(self, bucket: str, **context: Any) -> AsyncIterator[None]:
@@ -84,11 +90,11 @@ class Outage:
                 yield
         except AWAY as error:
             self._begin(bucket, error)
-            raise OverloadedError("the origin does not answer", bucket=bucket, **context) from error
+            raise OverloadedError(_what(error), bucket=bucket, **context) from error
 
     def _begin(self, bucket: str, error: BaseException) -> None:
         if self._prober is None:
-            log.error("the origin does not answer; serving what is known", error=error)
+            log.error(f"{_what(error)}; serving what is known", error=error)
             self._prober = asyncio.create_task(self._probe(bucket))
 
     async def _probe(self, bucket: str) -> None:

@@ -217,16 +217,22 @@ class Metrics:
     def _declare_origin(self) -> None:
         counter = self._counter
         self.origin_requests = counter(
-            "origin_requests", "requests", "Tries of requests to the origin.", "operation", "status"
+            "origin_requests",
+            "requests",
+            "Tries of requests to the origin; status `none` where no answer came.",
+            "operation",
+            "status",
         )
         self.origin_seconds = self._seconds(
-            "origin_request_duration", "Time of one try, to its last byte.", "operation"
+            "origin_request_duration", "Time of one try, until its answer began.", "operation"
         )
         self.origin_retries = counter("origin_retries", "requests", "Tries after the first.", "operation")
         self.origin_exhausted = counter(
             "origin_exhausted", "requests", "Requests given up after all tries.", "operation"
         )
-        self.origin_up = self._computed("origin_up", "state", "1 if the origin answered lately, else 0.")
+        self.origin_refused_credentials = counter(
+            "origin_refused_credentials", "requests", "Refusals for the node's own credentials.", "code"
+        )
 
     def _declare_node(self) -> None:
         self.restarts = self._counter(

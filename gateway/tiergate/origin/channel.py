@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tiergate.clock import Clock
-from tiergate.errors import OriginCredentialsError, OriginError
+from tiergate.errors import OriginCredentialsError, OriginError, OriginExhaustedError
+from tiergate.observe.logs import get_logger
+from tiergate.observe.metrics import Metrics
 from tiergate.origin.credentials import CredentialChain
 from tiergate.origin.documents import Fault
 from tiergate.origin.endpoint import Endpoint, OriginSettings
-from tiergate.origin.refusals import error_of, fault_of, is_redirect
+from tiergate.origin.refusals import error_of, fault_of, is_credential_fault, is_redirect
 from tiergate.origin.retry import Retry, Tries
-from tiergate.origin.signing import EMPTY_SHA256, sign
+from tiergate.origin.signing import EMPTY_SHA256, Keys, sign
 from tiergate.origin.wire import MAX_ERROR_BYTES, OriginAnswer, Stream, Wire
 
 VIA_HEADER = "x-tiergate-via"
@@ -20,13 +22,20 @@ VIA_HEADER = "x-tiergate-via"
 
 DEFAULT_REGION = "us-east-1"
 
+TOLD_S = 5.0
+"""How long the reason of a refused HEAD is believed before it is asked for again."""
+
+COMPLAINT_INTERVAL_S = 60.0
+"""How often the log says that our credentials are refused; the metric counts each time."""
+
 T = TypeVar("T")
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class OriginRequest:
     """A request to the origin before it is signed. An empty key names the bucket. `raw_query` is encoded
-    canonically; `headers` are without Host, length and anything of a signature."""
+    canonically; `headers` are without Host, length and anything of a signature. `operation` names it in metrics."""
 
     method: str
     bucket: str
@@ -34,6 +43,7 @@ class OriginRequest:
     raw_query: str = ""
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes | Stream | None = None
+    operation: str = "Forward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +56,30 @@ class Refusal:
     moved: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Why a HEAD was refused, as another request told; believed until `until_s`."""
+
+    bucket: str
+    key: str
+    fault: Fault | None
+    until_s: float
+
+    def speaks_of(self, request: OriginRequest) -> bool:
+        """Whether it is true of another HEAD too: of any, where our credentials are refused."""
+        return self.fault is not None or (self.bucket, self.key) == (request.bucket, request.key)
+
+
 class Channel:
     """What the origin client and the forwarder share. Owns the connections."""
 
     def __init__(
-        self, settings: OriginSettings, node_id: str, clock: Clock, chain: CredentialChain | None = None
+        self,
+        settings: OriginSettings,
+        node_id: str,
+        clock: Clock,
+        chain: CredentialChain | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         """Reads the AWS profile's files for the region, when the settings name none.
 
@@ -62,6 +91,9 @@ class Channel:
         self._endpoint = Endpoint(settings.endpoint, region)
         self._node_id = node_id
         self._clock = clock
+        self._metrics = metrics or Metrics()
+        self._told: Told | None = None
+        self._complained_s: float | None = None
         self._wire = Wire(settings.connect_timeout_s, settings.read_timeout_s, settings.max_connections_count)
         self.retry = Retry(
             clock,
@@ -94,11 +126,34 @@ class Channel:
             url,
             headers,
             _payload_hash(request.body),
-            await self.chain.frozen(),
+            await self._keys(),
             self._endpoint.region_of(request.bucket),
             self._clock.wall_s(),
         )
-        return await self._wire.send(request.method, url, signed, request.body)
+        began_s = self._clock.monotonic_s()
+        status = "none"
+        try:
+            answer = await self._wire.send(request.method, url, signed, request.body)
+            status = str(answer.status)
+            return answer
+        finally:
+            self._metrics.origin_requests.inc(1, request.operation, status)
+            self._metrics.origin_seconds.observe(self._clock.monotonic_s() - began_s, request.operation)
+
+    async def _keys(self) -> Keys:
+        try:
+            return await self.chain.frozen()
+        except OriginCredentialsError as error:
+            self._complain(error)
+            raise
+
+    def _complain(self, error: OriginCredentialsError) -> None:
+        """Say that our own credentials are at fault: nobody else can mend that."""
+        self._metrics.origin_refused_credentials.inc(1, error.code)
+        now_s = self._clock.monotonic_s()
+        if self._complained_s is None or now_s - self._complained_s >= COMPLAINT_INTERVAL_S:
+            self._complained_s = now_s
+            log.error("the origin refuses this node's own credentials", code=error.code, status=error.status)
 
     async def call(
         self,
@@ -129,7 +184,24 @@ class Channel:
                 return await read(answer)
             raise (await self.refusal(request, answer)).error
 
-        return await self.retry.run(attempt, tries, method=request.method, bucket=request.bucket, key=request.key)
+        return await self.run(request, attempt, tries)
+
+    async def run(self, request: OriginRequest, attempt: Callable[[], Awaitable[T]], tries: Tries | None = None) -> T:
+        """`attempt` at `request`, as often as the rules allow; counted.
+
+        Raises:
+            OriginExhaustedError: temporary faults to the end. And what else `attempt` raises.
+        """
+        tries = tries or Tries()
+        before = tries.count
+        try:
+            return await self.retry.run(attempt, tries, method=request.method, bucket=request.bucket, key=request.key)
+        except OriginExhaustedError:
+            self._metrics.origin_exhausted.inc(1, request.operation)
+            raise
+        finally:
+            if tries.count > before + 1:
+                self._metrics.origin_retries.inc(tries.count - before - 1, request.operation)
 
     async def refusal(self, request: OriginRequest, answer: OriginAnswer) -> Refusal:
         """What an answer that is no success means. Reads and closes it; learns a bucket's region."""
@@ -140,6 +212,7 @@ class Channel:
             fault = await self._explain_head(request, answer.status, fault)
         error = error_of(answer.status, answer.headers, body, fault, bucket=request.bucket, key=request.key)
         if isinstance(error, OriginCredentialsError):
+            self._complain(error)
             self.chain.forget()
         return Refusal(error, body, moved)
 
@@ -148,16 +221,31 @@ class Channel:
         if status == 404:
             if not request.key:
                 return Fault("NoSuchBucket", fault.message, fault.region)
-            async with _closing(await self.open(OriginRequest("HEAD", request.bucket))) as bucket:
+            question = OriginRequest("HEAD", request.bucket, operation="HeadBucket")
+            async with _closing(await self.open(question)) as bucket:
                 return Fault("NoSuchBucket", "", "") if bucket.status == 404 else fault
         if status in (400, 403):
-            answer = await self.open(OriginRequest("GET", request.bucket, raw_query="location="))
-            body = await answer.read(MAX_ERROR_BYTES)
+            return await self._explain_refusal(request) or fault
+        return fault
+
+    async def _explain_refusal(self, request: OriginRequest) -> Fault | None:
+        """What the origin has against our credentials, None if it is something else. Asked by a GET of the same, since
+        only its answer has a body; not again for a while."""
+        told, now_s = self._told, self._clock.monotonic_s()
+        if told is not None and now_s < told.until_s and told.speaks_of(request):
+            return told.fault
+        question = OriginRequest("GET", request.bucket, raw_query="location=", operation="GetBucketLocation")
+        if request.key:
+            one_byte = (("range", "bytes=0-0"),)
+            question = OriginRequest(
+                "GET", request.bucket, request.key, request.raw_query, one_byte, operation="GetObject"
+            )
+        async with _closing(await self.open(question)) as answer:
+            fault = None
             if not answer.is_success:
-                told = fault_of(answer.status, answer.headers, body)
-                probe = error_of(status, (), b"", told)
-                if isinstance(probe, OriginCredentialsError):
-                    return told
+                found = fault_of(answer.status, answer.headers, await answer.read(MAX_ERROR_BYTES))
+                fault = found if is_credential_fault(found.code) else None
+        self._told = Told(request.bucket, request.key, fault, now_s + TOLD_S)
         return fault
 
 

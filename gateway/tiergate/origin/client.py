@@ -10,6 +10,7 @@ from tiergate.config.values import ConditionalWrites
 from tiergate.errors import OriginRefusedError, OriginTemporaryError
 from tiergate.model import Bucket, ObjectName
 from tiergate.observe.logs import get_logger
+from tiergate.observe.metrics import Metrics
 from tiergate.origin.answers import (
     ANSWER_ONLY,
     Condition,
@@ -78,14 +79,19 @@ class OriginClient:
     returns."""
 
     def __init__(
-        self, settings: OriginSettings, node_id: str, clock: Clock, chain: CredentialChain | None = None
+        self,
+        settings: OriginSettings,
+        node_id: str,
+        clock: Clock,
+        chain: CredentialChain | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         """Opens nothing yet. `node_id` marks each request, so that a loop back to us is seen.
 
         Raises:
             ConfigError: the endpoint is no URL.
         """
-        self.channel = Channel(settings, node_id, clock, chain)
+        self.channel = Channel(settings, node_id, clock, chain, metrics)
         self._clock = clock
         self._conditional_writes = settings.conditional_writes
         self._knows: dict[str, bool] = {}
@@ -112,7 +118,9 @@ class OriginClient:
         Raises:
             OriginRefusedError: NoSuchBucket, AccessDenied, ...
         """
-        request = OriginRequest("HEAD", name.bucket, name.key, headers=(("x-amz-checksum-mode", "ENABLED"),))
+        request = OriginRequest(
+            "HEAD", name.bucket, name.key, headers=(("x-amz-checksum-mode", "ENABLED"),), operation="HeadObject"
+        )
         try:
             found = await self.channel.call(request, read_head)
         except OriginRefusedError as refused:
@@ -146,7 +154,7 @@ class OriginClient:
             headers.append(("range", f"bytes={start}-{end - 1}"))
         if if_match is not None:
             headers.append(("if-match", quote_etag(if_match)))
-        request = OriginRequest("GET", name.bucket, name.key, headers=tuple(headers))
+        request = OriginRequest("GET", name.bucket, name.key, headers=tuple(headers), operation="GetObject")
         answer = await self.channel.call(request, hand_on)
         try:
             found = ranged_object(answer, start, end)
@@ -175,7 +183,7 @@ class OriginClient:
         sent = _sendable(headers)
 
         async def send(conditions: tuple[tuple[str, str], ...]) -> PutAnswer:
-            request = OriginRequest("PUT", name.bucket, name.key, "", sent + conditions, body)
+            request = OriginRequest("PUT", name.bucket, name.key, "", sent + conditions, body, "PutObject")
             return await self.channel.call(request, read_put)
 
         return await self._conditionally(condition or Condition.none(), send)
@@ -184,7 +192,8 @@ class OriginClient:
         """Delete a key, or one version of it; a key that does not exist is fine."""
         query = encode_query([("versionId", version_id)]) if version_id else ""
         try:
-            await self.channel.call(OriginRequest("DELETE", name.bucket, name.key, query), discard)
+            request = OriginRequest("DELETE", name.bucket, name.key, query, operation="DeleteObject")
+            await self.channel.call(request, discard)
         except OriginRefusedError as refused:
             if refused.status != 404 or refused.code == "NoSuchBucket":
                 raise
@@ -195,7 +204,9 @@ class OriginClient:
     ) -> str:
         """Begin an upload; its id. A try whose answer was lost leaves an upload that only `list_uploads`
         finds: `tries` tells the caller whether there was one."""
-        request = OriginRequest("POST", name.bucket, name.key, "uploads=", _sendable(headers))
+        request = OriginRequest(
+            "POST", name.bucket, name.key, "uploads=", _sendable(headers), operation="CreateMultipartUpload"
+        )
         document = await self._document(request, tries)
         upload_id = document.text("UploadId")
         if not upload_id:
@@ -218,7 +229,7 @@ class OriginClient:
         """
         query = encode_query([("partNumber", str(number)), ("uploadId", upload_id)])
         body = Stream(size_bytes, chunks) if size_bytes else b""
-        request = OriginRequest("PUT", name.bucket, name.key, query, tuple(headers.items()), body)
+        request = OriginRequest("PUT", name.bucket, name.key, query, tuple(headers.items()), body, "UploadPart")
         answer = await self.channel.call(request, read_put)
         return answer.etag
 
@@ -243,7 +254,8 @@ class OriginClient:
         tries = Tries()
 
         async def send(conditions: tuple[tuple[str, str], ...]) -> PutAnswer:
-            request = OriginRequest("POST", name.bucket, name.key, query, given + conditions, body)
+            sent = given + conditions
+            request = OriginRequest("POST", name.bucket, name.key, query, sent, body, "CompleteMultipartUpload")
             return await self.channel.call(request, read_completion, tries)
 
         try:
@@ -257,7 +269,8 @@ class OriginClient:
         """Throw an upload and its parts away; one that is gone already is fine."""
         query = encode_query([("uploadId", upload_id)])
         try:
-            await self.channel.call(OriginRequest("DELETE", name.bucket, name.key, query), discard)
+            request = OriginRequest("DELETE", name.bucket, name.key, query, operation="AbortMultipartUpload")
+            await self.channel.call(request, discard)
         except OriginRefusedError as refused:
             if refused.status != 404:
                 raise
@@ -271,7 +284,7 @@ class OriginClient:
             query = [("max-parts", "1000"), ("uploadId", upload_id)]
             if marker:
                 query.insert(1, ("part-number-marker", marker))
-            request = OriginRequest("GET", name.bucket, name.key, encode_query(query))
+            request = OriginRequest("GET", name.bucket, name.key, encode_query(query), operation="ListParts")
             try:
                 document = await self._document(request)
             except OriginRefusedError as refused:
@@ -296,7 +309,8 @@ class OriginClient:
             if markers:
                 query.append(("upload-id-marker", markers[1]))
             query.append(("uploads", ""))
-            document = await self._document(OriginRequest("GET", bucket, "", encode_query(query)))
+            request = OriginRequest("GET", bucket, "", encode_query(query), operation="ListMultipartUploads")
+            document = await self._document(request)
             uploads, markers = parse_uploads(document)
             found += uploads
             if markers is None:
@@ -321,7 +335,7 @@ class OriginClient:
             query |= {"delimiter": delimiter} if delimiter else {}
             query |= {"start-after": start_after} if start_after else {}
             query |= {"continuation-token": token} if token else {}
-            request = OriginRequest("GET", bucket, "", encode_query(sorted(query.items())))
+            request = OriginRequest("GET", bucket, "", encode_query(sorted(query.items())), operation="ListObjectsV2")
             page, token = parse_page(await self._document(request))
             # An origin that rolls up whatever comes after the prefix lists the prefix itself once more.
             prefixes = [name for name in page.common_prefixes if name != start_after]
@@ -335,7 +349,7 @@ class OriginClient:
     async def get_bucket(self, name: str, now_s: float) -> Bucket | None:
         """What the origin says of a bucket; None if it does not exist. `now_s` becomes its `learnt_s`."""
         try:
-            region = await self.channel.call(OriginRequest("HEAD", name), read_region)
+            region = await self.channel.call(OriginRequest("HEAD", name, operation="HeadBucket"), read_region)
         except OriginRefusedError as refused:
             if refused.status == 404:
                 return None
@@ -345,14 +359,15 @@ class OriginClient:
         return Bucket(name, region, await self._is_versioned(name), now_s)
 
     async def _location(self, bucket: str) -> str:
-        document = await self._document(OriginRequest("GET", bucket, "", "location="))
+        document = await self._document(OriginRequest("GET", bucket, "", "location=", operation="GetBucketLocation"))
         # https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetBucketLocation.html
         region = document.own_text().strip() or document.text("LocationConstraint").strip()
         return {"": "us-east-1", "EU": "eu-west-1"}.get(region, region)
 
     async def _is_versioned(self, bucket: str) -> bool:
         try:
-            document = await self._document(OriginRequest("GET", bucket, "", "versioning="))
+            request = OriginRequest("GET", bucket, "", "versioning=", operation="GetBucketVersioning")
+            document = await self._document(request)
         except OriginRefusedError as refused:
             if refused.status in (404, 405, 501) and refused.code != "NoSuchBucket":
                 return False  # An origin that has no such thing.

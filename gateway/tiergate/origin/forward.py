@@ -125,7 +125,7 @@ class Forwarder:
 
         if not repeatable:
             return await attempt()
-        return await retry.run(attempt, tries, method=outgoing.method, bucket=outgoing.bucket, key=outgoing.key)
+        return await self._channel.run(outgoing, attempt, tries)
 
     async def _try(self, outgoing: OriginRequest, may_retry: bool, may_move: bool) -> ForwardAnswer:
         answer = await self._channel.open(outgoing)

@@ -39,7 +39,7 @@ async def open_rooms(context: ChildContext) -> AsyncIterator[Rooms]:
     metrics = Metrics.open(context.metrics_file, budget.metrics_file_bytes)
     memory = Memory.open(context.folders.slabs, budget.memory, clock)
     directory = EmbeddedDirectory.open(context.folders.index / "directory", budget.directory_bytes)
-    async with OriginClient(origin_settings(settings), node_id(context.folders.root), clock) as origin:
+    async with OriginClient(origin_settings(settings), node_id(context.folders.root), clock, metrics=metrics) as origin:
         markers = Markers(lambda bucket, key: settings.prefix_for(bucket, key).markers, settings.large_bytes)
         rooms = Rooms(
             settings=settings,

@@ -149,7 +149,7 @@ def test_scrape_shows_computed_gauges_and_survives_a_failing_source(tmp_path: Pa
     metrics = Metrics.open(tmp_path / "background-0")
 
     async def good() -> list[Reading]:
-        return [metrics.memory_used_bytes.reading(12.0, "slabs"), metrics.origin_up.reading(1)]
+        return [metrics.memory_used_bytes.reading(12.0, "slabs"), metrics.pending_bytes.reading(1)]
 
     async def bad() -> list[Reading]:
         raise OriginTemporaryError("away")
@@ -159,7 +159,7 @@ def test_scrape_shows_computed_gauges_and_survives_a_failing_source(tmp_path: Pa
 
     seen = samples(asyncio.run(run()))
     assert seen["tiergate_memory_used_bytes", (("use", "slabs"),)] == 12
-    assert seen["tiergate_origin_up", ()] == 1
+    assert seen["tiergate_writeback_pending_bytes", ()] == 1
     assert seen["tiergate_observe_scrape_faults_total", ()] == 1
 
 
