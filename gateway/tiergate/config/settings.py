@@ -262,7 +262,12 @@ class Settings:
         high=5 * GIB,
     )
     connections_count: int = setting(
-        _LIMIT, 4096, v.parse_count, "Client connections, for each worker.", low=1, high=100_000
+        _LIMIT,
+        4096,
+        v.parse_count,
+        "Client connections, for each worker. Further ones are answered 503 SlowDown and closed.",
+        low=1,
+        high=100_000,
     )
     header_timeout_s: float = setting(
         _LIMIT,

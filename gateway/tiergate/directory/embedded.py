@@ -407,6 +407,7 @@ class EmbeddedDirectory:
             found["pending_bytes"] = rows.number("pending_bytes")
             found["uploads"] = rows.count("uploads")
             found["markers"] = rows.count("markers")
+            found["used_bytes"] = rows.used_pages() * self._environment.stat()["psize"]
         return found
 
 

@@ -98,6 +98,7 @@ class Resolver:
         try:
             record = await self._rooms.directory.adopt(name, version, there.etag, role, now_s, since)
         except ConflictError:
+            self._rooms.metrics.conflicts.inc()
             # What the origin said may be older than a deletion that it has carried out by now.
             return await self.find(name)
         except MemoryFullError:
@@ -122,6 +123,7 @@ class Resolver:
         if version is None:
             return None
         held = self._rooms.holds_whole(version)
+        revalidations = self._rooms.metrics.revalidations
         try:
             if held:
                 there = await self._outage.ask(name.bucket, lambda: self._rooms.origin.head_object(name))
@@ -129,12 +131,15 @@ class Resolver:
                 async with self._outage.bounded(**log_name(name)):
                     there = await self._rooms.origin.head_object(name)
         except AWAY:
+            revalidations.inc(1, "unanswered")
             self._rooms.metrics.origin_outage_answers.inc()
             return Current(record, version)
         if there is not None and there.etag == record.origin_etag:
             with suppress(MemoryFullError):  # The next reader asks again then.
                 await self._rooms.directory.revalidated(name, version.uid, self._rooms.clock.wall_s())
+            revalidations.inc(1, "same")
             return Current(record, version)
+        revalidations.inc(1, "changed" if there is not None else "gone")
         await self.forget(name, version.uid)
         return await self.find(name)
 

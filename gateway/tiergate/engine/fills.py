@@ -73,6 +73,8 @@ class Fills:
             IntegrityError: the origin's bytes are not those that were acknowledged.
         """
         poll_s, attempt = FIRST_POLL_S, 0
+        if (source.body.uid, index) in self._running:
+            self._rooms.metrics.shared_fills.inc()
         while True:
             pin = self._rooms.memory.pin(source.body.uid)
             if pin is not None:
@@ -96,7 +98,7 @@ class Fills:
             # Another process of this node fetches it, or died doing so.
             await self._rooms.clock.sleep(poll_s)
             if poll_s >= LAST_POLL_S:
-                self._rooms.memory.reap()
+                self._rooms.metrics.reaped_pins.inc(self._rooms.memory.reap())
             poll_s = min(poll_s * 2, LAST_POLL_S)
 
     def _start(self, source: Source, index: int) -> asyncio.Task[None] | None:
@@ -124,10 +126,14 @@ class Fills:
             async for data in self._read(source, index):
                 receiving.write(data)
             receiving.seal()
+        except IntegrityError:
+            self._rooms.metrics.integrity_failures.inc(1, "origin")
+            raise
         except BaseException:
             receiving.abort()
             raise
         self._rooms.metrics.fills.inc()
+        self._rooms.metrics.filled_bytes.inc(source.body.block_size_bytes(index))
 
     async def _fetch_beside(self, source: Source, index: int) -> bytes:
         """Without room in memory, a block passes through the heap; how many at once is bounded."""
@@ -135,6 +141,7 @@ class Fills:
             data = b"".join([piece async for piece in self._read(source, index)])
         expected = source.body.block_checksum(index)
         if expected is not None and block_checksum(data) != expected:
+            self._rooms.metrics.integrity_failures.inc(1, "origin")
             raise IntegrityError("the origin's bytes differ from those acknowledged", key=source.name.key)
         return data
 

@@ -74,6 +74,7 @@ class Reads:
             except BaseException:
                 await stream.close()
                 raise
+            self._rooms.metrics.reads.inc(1, headers["x-tiergate-tier"])
             return Answer(status, headers, stream, end - start)
         raise OverloadedError("the object keeps changing in the origin", **log_name(call.name))
 
@@ -169,6 +170,7 @@ class ObjectStream:
         self._spans = spans(bodies_of(current.version), start, end)
         self._pins: dict[str, Pin] = {}
         self._ready: Pin | bytes | None = None
+        self._served_bytes = {"memory": 0, "origin": 0}
 
     async def open(self) -> None:
         """Pin what is in memory and make sure of the first block.
@@ -203,6 +205,10 @@ class ObjectStream:
         for pin in self._pins.values():
             pin.release()
         self._pins.clear()
+        for tier, size_bytes in self._served_bytes.items():
+            if size_bytes:
+                self._rooms.metrics.read_bytes.inc(size_bytes, tier)
+        self._served_bytes.clear()
 
     async def pieces(self) -> AsyncIterator[bytes | memoryview]:
         for body, start, end in self._spans:
@@ -215,10 +221,12 @@ class ObjectStream:
                 if views is not None:
                     if isinstance(ready, Pin):
                         ready.release()
+                    self._served_bytes["origin" if ready is not None else "memory"] += high - low
                     for view in cut(views, low, high):
                         yield view
                     continue
                 filled = ready or await self._fill_midway(body, index)
+                self._served_bytes["origin"] += high - low
                 if isinstance(filled, bytes):
                     yield memoryview(filled)[low:high]
                     continue

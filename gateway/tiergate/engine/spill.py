@@ -13,7 +13,7 @@ from tiergate.engine.ground import Ground, WriteConditions
 from tiergate.engine.proved import CheckedBody
 from tiergate.engine.rooms import Rooms, log_name
 from tiergate.engine.through import Through, condition_of
-from tiergate.errors import OriginRefusedError, OverloadedError
+from tiergate.errors import IntegrityError, OriginRefusedError, OverloadedError
 from tiergate.model import Part, Role, Upload, Version
 from tiergate.origin.client import Condition
 from tiergate.origin.retry import Tries
@@ -57,7 +57,8 @@ class Spill:
         created = await self._rooms.origin.create_multipart_upload(upload.name, headers, tries)
         kept = await self._rooms.directory.note_spill(upload.upload_id, created)
         if tries.count > 1:
-            await abort_lost_uploads(self._rooms.directory, self._rooms.origin, upload.name, started_s)
+            lost_count = await abort_lost_uploads(self._rooms.directory, self._rooms.origin, upload.name, started_s)
+            self._rooms.metrics.aborted_uploads.inc(lost_count)
         if kept != created:
             # Another part of the same upload was faster.
             await self._rooms.origin.abort_multipart_upload(upload.name, created)
@@ -72,7 +73,11 @@ class Spill:
     async def _move(self, upload: Upload, spill_id: str, part: Part) -> Part:
         """Send a part that is in memory to the origin's upload; its memory is free afterwards."""
         with pin_part(self._rooms.memory, part) as pin:
-            await verify([part], [pin])
+            try:
+                await verify([part], [pin])
+            except IntegrityError:
+                self._rooms.metrics.integrity_failures.inc(1, "memory")
+                raise
             etag = await self._rooms.origin.upload_part(
                 upload.name, spill_id, part.number, part.body.size_bytes, stream([part], [pin]), {}
             )

@@ -129,6 +129,7 @@ class Through:
             try:
                 committed = await self._rooms.directory.put_through(name, version, origin_etag, intent)
             except ConflictError:
+                self._rooms.metrics.conflicts.inc()
                 seen = await self._rooms.directory.get(name)
                 if seen.pending is not None:
                     # It was committed after ours reached the origin, and replaces it there: ours came before.

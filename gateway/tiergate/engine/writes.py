@@ -128,6 +128,7 @@ class Writes:
             try:
                 return await attempt(intent)
             except ConflictError:
+                self._rooms.metrics.conflicts.inc()
                 ground = await self.ground(name, conditions)
         raise too_often(name)
 

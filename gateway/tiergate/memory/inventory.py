@@ -75,6 +75,7 @@ class Inventory:
         self._spare_bytes = spare_bytes
         self.counters = Counters.load(txn, tables)
         self.growable_bytes = max(0, slab_budget - self.counters.grown_bytes)
+        self.evicted_bytes = 0
 
     def flush(self) -> None:
         """Write the counters; the last thing before the commit."""
@@ -128,6 +129,7 @@ class Inventory:
             self._txn.delete(key, db=self._tables.holders)
         row.holders = 0
         self.counters.evictions += 1
+        self.evicted_bytes += row.allocated_bytes
         self._close(uid, row)
         return True
 

@@ -115,6 +115,10 @@ class Memory:
         if self._owns_environment:
             self._store.environment.close()
 
+    def watch_evictions(self, on_evicted: Callable[[int, int], None]) -> None:
+        """Call `on_evicted(bodies, size_bytes)` after each change of this process that evicted some."""
+        self._store.on_evicted = on_evicted
+
     @property
     def store(self) -> Store:
         """The files underneath, for `audit`."""
@@ -241,8 +245,8 @@ class Memory:
 
     # -- recovery and upkeep
 
-    def reap(self) -> None:
-        """Give back what dead processes were receiving, filling and reading."""
+    def reap(self) -> int:
+        """Give back what dead processes were receiving, filling and reading; how many pins there were."""
         tables = self._store.tables
         with self._store.read() as txn:
             receptions = [key for key, _ in scan(txn, tables.receivings, b"")]
@@ -253,12 +257,11 @@ class Memory:
             [key for key in receptions if split_receiving(key)[0] in dead],
             lambda inventory, key: inventory.reap_reception(key),
         )
-        self._each(
-            [key for key in pins if split_pair(key)[1] in dead],
-            lambda inventory, key: inventory.reap_pin(key),
-        )
+        left = [key for key in pins if split_pair(key)[1] in dead]
+        self._each(left, lambda inventory, key: inventory.reap_pin(key))
         self._store.environment.reader_check()
         self._store.sweep_leases()
+        return len(left)
 
     def mark(self) -> Mark:
         """Take this before asking the directory for its live holders, and hand both to `reconcile`."""
@@ -266,8 +269,8 @@ class Memory:
         tokens = {row.claim for _, _, row in self._holders() if row.claim}
         return Mark(sequence, frozenset(token for token in tokens if not self._store.is_alive(token)))
 
-    def reconcile(self, live_holders: set[str], mark: Mark) -> None:
-        """Drop the holders that the directory does not know, then `reap`.
+    def reconcile(self, live_holders: set[str], mark: Mark) -> int:
+        """Drop the holders that the directory does not know, then `reap`; returns what that does.
 
         `live_holders` was read from the directory after `mark` was taken. A holder that came to be, or was
         confirmed, after the mark is left alone, and so is one that a process vouches for which lived at
@@ -284,7 +287,7 @@ class Memory:
                 inventory.drop(uid, holder)
 
         self._each(self._unsettled(live_holders, mark), settle)
-        self.reap()
+        return self.reap()
 
     def _unsettled(self, live_holders: set[str], mark: Mark) -> list[tuple[bytes, bytes, HolderRow]]:
         """Holders that `reconcile` must change: unknown ones, and known ones whose claimant died."""

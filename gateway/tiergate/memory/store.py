@@ -88,6 +88,7 @@ class Store:
         self.tables = tables
         self._clock = clock
         self._full_until_s = 0.0
+        self.on_evicted: Callable[[int, int], None] = lambda bodies, size_bytes: None
         # An index that was once larger stays so on disk, and counts.
         index_bytes = max(limits.index_bytes, (folder / "index" / "data.mdb").stat().st_size)
         self.slab_budget = (limits.budget_bytes - index_bytes) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
@@ -196,9 +197,12 @@ class Store:
             )
             if self._clock.monotonic_s() < self._full_until_s:
                 inventory.growable_bytes = 0
+            before = inventory.counters.evictions
             result = change(inventory)
             inventory.flush()
-            return result
+        if inventory.counters.evictions != before:
+            self.on_evicted(inventory.counters.evictions - before, inventory.evicted_bytes)
+        return result
 
     def change_with_room(self, change: Callable[[Inventory], T]) -> T:
         """Like `change`, growing the slabs first where it asks for that."""

@@ -115,6 +115,9 @@ class Metrics:
         )
         self.active_requests = gauge("http_active_requests", "requests", "Client requests in progress.")
         self.active_connections = gauge("http_active_connections", "connections", "Open client connections.")
+        self.refused_connections = counter(
+            "http_refused_connections", "connections", "Connections beyond the bound `connections`."
+        )
         self.ingested_bytes = counter("http_ingested_bytes", "bytes", "Bytes of bodies taken in.")
         self.served_bytes = counter("http_served_bytes", "bytes", "Bytes of bodies sent to clients.")
         self.broken_requests = counter(
@@ -155,15 +158,9 @@ class Metrics:
         counter, computed = self._counter, self._computed
         self.memory_limit_bytes = computed("memory_limit_bytes", "bytes", "The memory budget.")
         self.memory_used_bytes = computed("memory_used_bytes", "bytes", "Used part of the budget, by use.", "use")
-        self.memory_wasted_bytes = computed("memory_wasted_bytes", "bytes", "Bytes of slabs in use that hold no body.")
+        self.memory_slab_bytes = computed("memory_slab_bytes", "bytes", "Size of the slabs, in use or free.")
         self.evictions = counter("memory_evictions", "bodies", "Bodies evicted.")
         self.evicted_bytes = counter("memory_evicted_bytes", "bytes", "Bytes evicted.")
-        self.refused_admissions = counter(
-            "memory_refused_admissions",
-            "writes",
-            "Writes for which memory had no room, and what was done.",
-            "then",
-        )
         self.reaped_pins = counter("memory_reaped_pins", "pins", "Pins taken back from dead processes.")
         self.integrity_failures = counter(
             "memory_integrity_failures",

@@ -1,5 +1,6 @@
 """The admin address: health, readiness, metrics, status, and the few things an operator may ask for."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,9 +11,34 @@ from tiergate.child import ChildContext
 from tiergate.engine.rooms import Rooms
 from tiergate.errors import TiergateError
 from tiergate.model import ObjectName, Pending
-from tiergate.observe.exposition import CONTENT_TYPE, Scrape
+from tiergate.observe.exposition import CONTENT_TYPE, Scrape, sum_files
 from tiergate.observe.metrics import Reading
 from tiergate.writeback.uploader import Uploader
+
+TOTALS = (
+    "requests",
+    "ingested_bytes",
+    "served_bytes",
+    "read_bytes",
+    "filled_bytes",
+    "lost_reads",
+    "foreign_changes",
+    "origin_outage_answers",
+    "evictions",
+    "integrity_failures",
+    "persisted_bytes",
+    "writeback_retries",
+    "quarantines",
+    "through_writes",
+    "slowed_writes",
+    "refused_writes",
+    "origin_requests",
+    "origin_retries",
+    "origin_refused_credentials",
+    "restarts",
+    "broken_invariants",
+)
+"""The counters that a status shows, summed over their labels, by their names in `Metrics`."""
 
 SHOWN_COUNT = 100
 """How many pending, fenced or quarantined writes a status names; it always counts all."""
@@ -106,7 +132,15 @@ class Admin:
                     shown(write, now_s) | {"reason": write.quarantined} for write in quarantined[:SHOWN_COUNT]
                 ],
             },
+            "totals": self._totals(),
         }
+
+    def _totals(self) -> dict[str, int]:
+        """The main counters of all processes since the node's start."""
+        sums: Counter[str] = Counter()
+        for series in sum_files(self._context.folders.metrics):
+            sums[series.name] += int(series.values[0])
+        return {name: sums[getattr(self._rooms.metrics, name).metric.name] for name in TOTALS}
 
     async def _readings(self) -> Iterable[Reading]:
         metrics, memory = self._rooms.metrics, self._rooms.memory.stats()
@@ -114,16 +148,21 @@ class Admin:
         counts = await self._rooms.directory.counts()
         oldest_s = await self._rooms.directory.oldest_pending_s()
         age_s = self._rooms.clock.wall_s() - oldest_s if oldest_s is not None else 0.0
+        fenced = Counter(str(write.role) for write, _ in self._uploader.held_back(pending))
         kinds = {kind: sum(1 for write in pending if write.kind == kind) for kind in ("put", "delete")}
         return [
             metrics.memory_limit_bytes.reading(self._rooms.settings.memory_limit_bytes),
             metrics.memory_used_bytes.reading(memory.dirty_bytes, "dirty"),
             metrics.memory_used_bytes.reading(memory.clean_bytes, "clean"),
             metrics.memory_used_bytes.reading(memory.receiving_bytes, "receiving"),
+            metrics.memory_used_bytes.reading(memory.index_used_bytes, "index"),
+            metrics.memory_slab_bytes.reading(memory.slab_bytes),
+            metrics.directory_used_bytes.reading(counts.get("used_bytes", 0)),
             metrics.pending_bytes.reading(sum(write.size_bytes for write in pending)),
             metrics.oldest_pending_seconds.reading(max(0.0, age_s)),
             metrics.quarantined_writes.reading(sum(1 for write in pending if write.quarantined)),
             metrics.directory_uploads.reading(counts["uploads"]),
+            *(metrics.fenced_writes.reading(count, role) for role, count in fenced.items()),
             *(metrics.pending_writes.reading(count, kind) for kind, count in kinds.items()),
             *(metrics.directory_objects.reading(counts[state], state) for state in ("dirty", "clean", "tombstone")),
         ]

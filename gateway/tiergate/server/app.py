@@ -1,5 +1,6 @@
 """The aiohttp server of one process: connections, limits, and S3's own words where the parser refuses a request."""
 
+import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -9,8 +10,9 @@ from aiohttp.helpers import set_exception
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
-from tiergate.errors import RequestError
+from tiergate.errors import OverloadedError, RequestError
 from tiergate.observe.logs import get_logger
+from tiergate.observe.metrics import Metrics
 from tiergate.s3.errors import render_error
 
 log = get_logger(__name__)
@@ -24,14 +26,41 @@ READ_BUFFER_BYTES = 1 << 20
 """How much of a body may wait in a connection before reading from the socket pauses."""
 
 
+EXCESS_HEADER_TIMEOUT_S = 2.0
+"""How long a connection beyond the bound may take to send the request that is answered 503."""
+
+
 class S3Connection(RequestHandler):
     """A connection whose protocol errors are S3 documents."""
 
-    __slots__ = ("_node_id",)
+    __slots__ = ("_excess", "_node_id", "_s3_server")
 
     def __init__(self, server: "S3Server", node_id: str, **settings: Any) -> None:
         super().__init__(server, **settings)
+        self._s3_server = server
         self._node_id = node_id
+        self._excess: asyncio.TimerHandle | None = None
+
+    @property
+    def is_excess(self) -> bool:
+        """Whether it is one more than there may be."""
+        return self._excess is not None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        open_count = self._s3_server.count(1)
+        limit = self._s3_server.connections_count
+        if open_count > limit:
+            # Only an answer tells a client to slow down; but those that wait for one are bounded too.
+            wait_s = EXCESS_HEADER_TIMEOUT_S if open_count <= 2 * limit else 0.0
+            self._excess = asyncio.get_running_loop().call_later(wait_s, self.force_close)
+            self._s3_server.metrics.refused_connections.inc()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self._s3_server.count(-1)
+        if self._excess is not None:
+            self._excess.cancel()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -109,9 +138,23 @@ def header_too_large() -> RequestError:
 class S3Server(web.Server):
     """Makes `S3Connection`s."""
 
-    def __init__(self, handler: Handler, node_id: str, max_header_bytes: int, idle_timeout_s: float) -> None:
-        super().__init__(handler, handler_cancellation=True)
+    def __init__(
+        self,
+        handler: Handler,
+        node_id: str,
+        metrics: Metrics,
+        *,
+        max_header_bytes: int,
+        idle_timeout_s: float,
+        connections_count: int,
+    ) -> None:
+        """`connections_count` connections are served at a time. One beyond it is answered 503 SlowDown and closed."""
+        super().__init__(self._admitted, handler_cancellation=True)
+        self._handler = handler
         self._node_id = node_id
+        self._open_count = 0
+        self.metrics = metrics
+        self.connections_count = connections_count
         self._connection_settings: dict[str, Any] = {
             "auto_decompress": False,
             "max_line_size": max_header_bytes,
@@ -124,3 +167,21 @@ class S3Server(web.Server):
 
     def __call__(self) -> S3Connection:
         return S3Connection(self, self._node_id, loop=self._loop, **self._connection_settings)
+
+    def count(self, change: int) -> int:
+        """Note that a connection was opened or closed; how many there are now."""
+        self._open_count += change
+        self.metrics.active_connections.set(self._open_count)
+        return self._open_count
+
+    async def _admitted(self, request: web.BaseRequest) -> web.StreamResponse:
+        if not (isinstance(request.protocol, S3Connection) and request.protocol.is_excess):
+            return await self._handler(request)
+        request_id = new_request_id()
+        log.info("refused", code="SlowDown", reason="too many connections", request_id=request_id)
+        error = OverloadedError("too many connections")
+        answer = render_error(error, request.rel_url.raw_path, request_id, self._node_id)
+        response = web.Response(status=answer.status, headers=answer.headers, body=answer.body)
+        response.headers.update(standard_headers(request_id, self._node_id))
+        response.force_close()
+        return response

@@ -37,7 +37,7 @@ async def serve(context: ChildContext) -> None:
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     invariant(context.admin_socket is not None, "the background process needs the admin socket")
     async with open_rooms(context) as rooms:
-        await recover(rooms.directory, rooms.memory)
+        rooms.metrics.reaped_pins.inc(await recover(rooms.directory, rooms.memory))
         uploader = open_uploader(rooms)
         admin = Admin(context, rooms, uploader)
         runner = web.AppRunner(admin.app(), access_log=None)
@@ -79,7 +79,7 @@ async def clean_up_after_deaths(rooms: Rooms, deaths: asyncio.Event) -> None:
         await deaths.wait()
         deaths.clear()
         log.info("cleaning up after a dead process")
-        await recover(rooms.directory, rooms.memory)
+        rooms.metrics.reaped_pins.inc(await recover(rooms.directory, rooms.memory))
         rooms.wake()  # What it was doing may have held writes back.
 
 
@@ -105,6 +105,6 @@ async def keep_up(rooms: Rooms) -> None:
         try:
             before_s = rooms.clock.wall_s() - settings.finished_upload_keep_s
             await rooms.directory.expire_finished(before_s)
-            rooms.memory.reap()
+            rooms.metrics.reaped_pins.inc(rooms.memory.reap())
         except TiergateError as error:
             log.warning("upkeep failed, tried again later", error=error)

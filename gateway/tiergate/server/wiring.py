@@ -38,6 +38,12 @@ async def open_rooms(context: ChildContext) -> AsyncIterator[Rooms]:
     budget = split(settings)
     metrics = Metrics.open(context.metrics_file, budget.metrics_file_bytes)
     memory = Memory.open(context.folders.slabs, budget.memory, clock)
+
+    def evicted(bodies: int, size_bytes: int) -> None:
+        metrics.evictions.inc(bodies)
+        metrics.evicted_bytes.inc(size_bytes)
+
+    memory.watch_evictions(evicted)
     directory = EmbeddedDirectory.open(context.folders.index / "directory", budget.directory_bytes)
     async with OriginClient(origin_settings(settings), node_id(context.folders.root), clock, metrics=metrics) as origin:
         markers = Markers(lambda bucket, key: settings.prefix_for(bucket, key).markers, settings.large_bytes)

@@ -19,6 +19,9 @@ log = get_logger(__name__)
 
 KEYS_INTERVAL_S = 60.0
 
+BACKLOG_COUNT = 1024
+"""Connections that may wait to be accepted. The kernel lowers it to its own bound."""
+
 
 def run(context: ChildContext) -> None:
     """The entry point of a worker; returns after SIGTERM once requests in flight are answered."""
@@ -46,8 +49,15 @@ async def serve(context: ChildContext) -> None:
             secret_for = own_keys(settings)
         name = node_id(context.folders.root)
         pipeline = Pipeline(service, settings, secret_for, rooms.clock, rooms.metrics, name)
-        server = S3Server(pipeline.handle, name, settings.max_header_bytes, settings.header_timeout_s)
-        listening = await loop.create_server(server, sock=context.listen_socket, backlog=settings.connections_count)
+        server = S3Server(
+            pipeline.handle,
+            name,
+            rooms.metrics,
+            max_header_bytes=settings.max_header_bytes,
+            idle_timeout_s=settings.header_timeout_s,
+            connections_count=settings.connections_count,
+        )
+        listening = await loop.create_server(server, sock=context.listen_socket, backlog=BACKLOG_COUNT)
         context.report_ready()
         await stop.wait()
         log.info("draining")

@@ -5,12 +5,12 @@ from tiergate.memory.memory import Memory
 from tiergate.model import ObjectName
 
 
-async def recover(directory: Directory, memory: Memory) -> None:
+async def recover(directory: Directory, memory: Memory) -> int:
     """Drop bytes that no committed version or upload holds, release what the dead were reading, and let bytes be
-    evicted that the origin has. Safe at any time beside running processes."""
+    evicted that the origin has. How many pins of the dead there were. Safe at any time beside running processes."""
     mark = memory.mark()
     live = await directory.live_holders()
-    memory.reconcile(live, mark)
+    pins_count = memory.reconcile(live, mark)
     owed = {write.uid for write in await directory.pending()} | await directory.open_upload_ids()
     memory.settle_holders(owed, mark)
     for step in await directory.steps():
@@ -18,6 +18,7 @@ async def recover(directory: Directory, memory: Memory) -> None:
             if step.through:
                 await doubt(directory, step.name)
             await directory.end_step(step)
+    return pins_count
 
 
 async def doubt(directory: Directory, name: ObjectName) -> None:

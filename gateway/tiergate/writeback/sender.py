@@ -88,6 +88,7 @@ class Sender:
                 await self._withdrawals.clear_way(write.name, deleting=True)
             await self._origin.delete_object(write.name)
         await self._directory.persisted(write.name, write.uid, "", self._clock.wall_s())
+        self._persisted(write)
 
     async def put(self, write: Pending, visible: Visible) -> None:
         """Bring a pending version into the origin and mark it clean.
@@ -120,7 +121,11 @@ class Sender:
         pending = (await self._directory.get(write.name)).pending
         if pending is not None and pending.uid == version.uid:
             self._memory.hold_all(bodies_of(version), version.uid, dirty=True)
+        self._persisted(write)
         self._metrics.persisted_bytes.inc(version.size_bytes)
+
+    def _persisted(self, write: Pending) -> None:
+        self._metrics.persist_seconds.observe(max(0.0, self._clock.wall_s() - write.committed_s), write.role)
 
     async def _version(self, write: Pending) -> Version:
         seen = await self._directory.get(write.name)
@@ -237,12 +242,14 @@ class Sender:
 
     async def abort_unnamed(self, name: ObjectName, upload: OriginUpload) -> None:
         """See `abort_lost_uploads`."""
-        await abort_lost_uploads(self._directory, self._origin, name, upload.started_s)
+        lost_count = await abort_lost_uploads(self._directory, self._origin, name, upload.started_s)
+        self._metrics.aborted_uploads.inc(lost_count)
 
     async def abort(self, name: ObjectName, upload: OriginUpload) -> None:
         """Abort an upload that no pending write needs; one that is gone already is fine."""
         if upload.upload_id:
             await self._origin.abort_multipart_upload(name, upload.upload_id)
+            self._metrics.aborted_uploads.inc()
         else:
             await self.abort_unnamed(name, upload)
 
@@ -274,12 +281,16 @@ async def all_of(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-async def abort_lost_uploads(directory: Directory, origin: OriginClient, name: ObjectName, since_s: float) -> None:
-    """Abort uploads of exactly this key begun since a time that nobody knows: the answer that named them was lost."""
+async def abort_lost_uploads(directory: Directory, origin: OriginClient, name: ObjectName, since_s: float) -> int:
+    """Abort uploads of exactly this key begun since a time that nobody knows: the answer that named them was lost. How
+    many there were."""
+    count = 0
     known = await directory.origin_upload_ids(name.bucket)
     for key, upload_id, initiated_s in await origin.list_uploads(name.bucket, name.key):
         if upload_id not in known and key == name.key and initiated_s >= since_s - INTENT_SLACK_S:
             await origin.abort_multipart_upload(name, upload_id)
+            count += 1
+    return count
 
 
 def pin_part(memory: Memory, part: Part) -> AbstractContextManager[Pin | None]:

@@ -193,19 +193,24 @@ class Uploader:
 
     async def _work(self, write: Pending) -> None:
         """One try at one write, and what follows from how it ends."""
+        began_s, outcome = self._clock.monotonic_s(), "cancelled"
         try:
             async with self._slots:
-                await self._send(write)
+                outcome = await self._send(write)
         except Exception as error:  # It stays pending whatever happened, and must not be tried again at once.
+            outcome = "failed"
             self._later(write, error)
         else:
             self._attempts.pop(write.uid, None)
         finally:
+            self._metrics.writebacks.inc(1, write.kind, outcome)
+            self._metrics.writeback_seconds.observe(self._clock.monotonic_s() - began_s, write.kind)
             del self._tasks[write.name]
             self._begin_ready()
             self._changed.set()
 
-    async def _send(self, write: Pending) -> None:
+    async def _send(self, write: Pending) -> str:
+        """The outcome, as the metric names it."""
         try:
             if write.kind is Kind.DELETE:
                 await self._sender.delete(write, self._gate.visible)
@@ -213,22 +218,27 @@ class Uploader:
                 await self._sender.put(write, self._gate.visible)
         except FencedError:
             self._metrics.superseded_writes.inc()
+            return "superseded"
         except OriginCredentialsError:
             raise
         except (OriginRefusedError, IntegrityError) as error:
-            await self._set_aside(write, error)
+            return await self._set_aside(write, error)
+        return "done"
 
-    async def _set_aside(self, write: Pending, error: OriginRefusedError | IntegrityError) -> None:
+    async def _set_aside(self, write: Pending, error: OriginRefusedError | IntegrityError) -> str:
         pending = (await self._directory.get(write.name)).pending
         if pending is None or pending.uid != write.uid:
             # Superseded while it was sent: its bytes may be gone, and nobody needs it.
             self._metrics.superseded_writes.inc()
-            return
+            return "superseded"
+        if isinstance(error, IntegrityError):
+            self._metrics.integrity_failures.inc(1, "memory")
         code = f"{error.status} {error.code}" if isinstance(error, OriginRefusedError) else type(error).__name__
         reason = f"{code}: {error.message}"
         await self._directory.quarantine(write.name, write.uid, reason)
         log.error("write-back refused for good; kept and quarantined", reason=reason, **context(write))
         self._metrics.quarantines.inc()
+        return "quarantined"
 
     def _later(self, write: Pending, error: Exception) -> None:
         self._not_before[write.name] = self._clock.wall_s() + self._put_off(write.name, write.uid, error)

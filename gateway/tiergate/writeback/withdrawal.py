@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from tiergate.checkpoints.markers import Markers, ancestor_scopes
 from tiergate.clock import Clock
 from tiergate.directory.base import Directory
-from tiergate.errors import ConflictError, OriginRefusedError, OriginTemporaryError
+from tiergate.errors import ConflictError, IntegrityError, OriginRefusedError, OriginTemporaryError
 from tiergate.memory.memory import Memory
 from tiergate.model import BLOCK_BYTES, NO_BASE, ObjectName, Pending, Record, Role, State, Version
 from tiergate.observe.logs import get_logger
@@ -143,6 +143,9 @@ class Withdrawals:
                         async for piece in data:
                             receiving.write(piece)
                     receiving.seal()
+                except IntegrityError:
+                    self._metrics.integrity_failures.inc(1, "origin")
+                    raise
                 except BaseException:
                     receiving.abort()
                     raise
