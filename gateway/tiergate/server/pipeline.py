@@ -128,6 +128,10 @@ class Pipeline:
                 except ClientGoneError:
                     self._metrics.broken_requests.inc(1, "client")
                     raise
+                except asyncio.CancelledError:
+                    if request.transport is None:  # Its connection was lost.
+                        self._metrics.broken_requests.inc(1, "client")
+                    raise
                 except BrokenOffError:
                     self._metrics.broken_requests.inc(1, "gateway")
                     raise
