@@ -38,6 +38,7 @@ REFUSED_FOR_GOOD: dict[str, Action] = {
     "access denied": Answer(403, "AccessDenied"),
     "bad request": Answer(400, "InvalidArgument"),
     "no such bucket": Answer(404, "NoSuchBucket"),
+    "no such key": Answer(404, "NoSuchKey"),
 }
 
 
@@ -162,6 +163,32 @@ def test_refused_put_is_quarantined_served_and_lands_when_released(
 
     assert body_of(direct, bucket, "set/shard") == b"shard"
     assert body_of(direct, bucket, "set/.metadata") == b"marker"
+
+
+def test_key_that_the_origin_cannot_hold_is_quarantined_and_can_be_deleted(
+    node: RunningNode, s3: Any, direct: Any, bucket: str
+) -> None:
+    key = "a\nb"  # moto routes no path with a line feed: 404, and no word of a key or a bucket
+    s3.put_object(Bucket=bucket, Key=key, Body=b"data")
+    status = node.wait_status("quarantined", lambda status: status["writeback"]["quarantined"])
+    assert status["writeback"]["quarantined"][0]["reason"].startswith("404")
+    assert body_of(s3, bucket, key) == b"data"
+    s3.delete_object(Bucket=bucket, Key=key)
+    node.wait_settled()
+    assert is_missing(s3, bucket, key)
+    assert keys_of(s3, bucket) == keys_of(direct, bucket) == []
+
+
+def test_overwrite_of_what_vanished_from_the_origin_lands_all_the_same(
+    node: RunningNode, s3: Any, proxy: FaultyOrigin, direct: Any, bucket: str
+) -> None:
+    s3.put_object(Bucket=bucket, Key="k", Body=b"first")
+    node.wait_settled()
+    direct.delete_object(Bucket=bucket, Key="k")
+    s3.put_object(Bucket=bucket, Key="k", Body=b"second")
+    node.wait_settled()
+    assert body_of(direct, bucket, "k") == b"second"
+    assert len(proxy.seen("PutObject", "k")) == 3  # the second try meets its condition
 
 
 def test_quarantine_outlives_a_crash_and_an_overwrite_ends_it(

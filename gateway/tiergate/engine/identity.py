@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote, urlencode
 
 from tiergate.errors import RequestError
 from tiergate.model import Body, Part, Version
 from tiergate.s3.checksums import FULL_OBJECT, bodies_crc64nvme
 from tiergate.s3.chunked import strip_aws_chunked
 from tiergate.s3.etag import multipart_etag, opaque_etag, part_opaque_etag
+from tiergate.s3.tagging import HEADER as TAGGING_HEADER
+from tiergate.s3.tagging import parse_tagging
 
 CONTENT_HEADERS = (
     "cache-control",
@@ -44,7 +47,7 @@ class Description:
         """From the headers and members of PutObject, CopyObject (REPLACE) or CreateMultipartUpload.
 
         Raises:
-            RequestError: MetadataTooLarge.
+            RequestError: MetadataTooLarge, or as `parse_tagging`.
         """
         kept = {name: headers[name] for name in (*CONTENT_HEADERS, *KEPT_HEADERS) if headers.get(name)}
         if "content-encoding" in kept:
@@ -59,7 +62,8 @@ class Description:
         size = sum(len(name.encode()) + len(value.encode()) for name, value in metadata.items())
         if size > METADATA_LIMIT_BYTES:
             raise RequestError("MetadataTooLarge", "Your metadata headers exceed the maximum allowed metadata size")
-        return cls(kept, metadata, headers.get("x-amz-tagging", ""))
+        tags = parse_tagging(headers.get(TAGGING_HEADER, ""))
+        return cls(kept, metadata, urlencode(tags, quote_via=quote))
 
 
 def put_etag(body: Body, md5_hex: str | None) -> str:

@@ -3,6 +3,7 @@
 https://docs.aws.amazon.com/AmazonS3/latest/API/API_Operations_Amazon_Simple_Storage_Service.html
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -17,6 +18,15 @@ from tiergate.s3.wire import parse_boolean, parse_integer, parse_time, quote_eta
 T = TypeVar("T")
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
+
+_NO_XML = re.compile(
+    rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|\xef\xbf[\xbe\xbf]"
+    rb"|&#(?:x0*(?:[0-8bcef]|1[0-9a-f]|fff[ef])|0*(?:[0-8]|1[124-9]|2[0-9]|3[01]|6553[45]));",
+    re.IGNORECASE,
+)
+"""Characters that a key may hold and XML 1.0 may not, raw or as references: S3 writes them all the same.
+
+https://www.w3.org/TR/xml/#charsets"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +59,15 @@ class ListedUpload:
 class Document:
     """An XML answer whose namespaces do not matter."""
 
-    def __init__(self, root: ElementTree.Element) -> None:
+    def __init__(self, root: ElementTree.Element, is_whole: bool = True) -> None:
         self._root = root
+        self._is_whole = is_whole
         self.name = _local(root.tag)
 
     @classmethod
     def parse(cls, body: bytes) -> "Document":
-        """Read a document; white space before it was sent to keep the connection alive.
+        """Read a document; white space before it was sent to keep the connection alive. Characters that XML cannot
+        hold are left out: what they stand in (an echoed key or marker) is known to who asked.
 
         Raises:
             OriginTemporaryError: it is no XML; something on the way answered in the origin's place.
@@ -63,6 +75,12 @@ class Document:
         try:
             return cls(ElementTree.fromstring(body.strip()))
         except ElementTree.ParseError as error:
+            mended, count = _NO_XML.subn(b"", body)
+            try:
+                if count:
+                    return cls(ElementTree.fromstring(mended.strip()), is_whole=False)
+            except ElementTree.ParseError:
+                pass
             raise OriginTemporaryError("the origin's answer is no XML", reason=str(error)) from error
 
     def children(self, name: str) -> "list[Document]":
@@ -102,8 +120,16 @@ class Document:
         return _checked(lambda text: parse_time(text).timestamp(), self.text(name))
 
     def keys(self) -> Callable[[str], str]:
-        """How keys in this listing are decoded: only an origin that says so encoded them."""
-        return unquote_plus if self.text("EncodingType") == "url" else str
+        """How keys in this listing are decoded: only an origin that says so encoded them.
+
+        Raises:
+            OriginTemporaryError: it did not, and a key may have lost characters.
+        """
+        if self.text("EncodingType") == "url":
+            return unquote_plus
+        if not self._is_whole:
+            raise OriginTemporaryError("the origin lists keys that XML cannot hold")
+        return str
 
 
 def parse_fault(body: bytes) -> Fault | None:

@@ -54,6 +54,8 @@ _FIELDS: Mapping[str, str] = {
     "max_allowed_skew_milliseconds": "MaxAllowedSkewMilliseconds",
     "expires": "Expires",
     "storage_class": "StorageClass",
+    "tag_key": "TagKey",
+    "tag_value": "TagValue",
 }
 _KEY_CODES = frozenset({"NoSuchKey", "NoSuchVersion", "InvalidObjectState"})
 _BUCKET_CODES = frozenset(

@@ -32,9 +32,8 @@ REBASE_ATTEMPTS_COUNT = 4
 INTENT_SLACK_S = 60.0
 """Clock difference to the origin that is allowed for when an upload is looked for by its start."""
 
-_CHANGED_CODES = frozenset({"NoSuchKey", "NoSuchUpload", "ConditionalRequestConflict"})
-"""Beside a failed condition: the origin's object or upload is not what it was thought to be, or another write of the
-key was under way.
+_CHANGED_CODES = frozenset({"NoSuchUpload", "ConditionalRequestConflict"})
+"""Beside a failed condition: the origin's upload is gone, or another write of the key was under way.
 
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html"""
 
@@ -168,7 +167,9 @@ class Sender:
                 )
                 return answer.etag
         except OriginRefusedError as refused:
-            if refused.status == 412 or refused.code in _CHANGED_CODES:
+            # NoSuchKey answers an If-Match on a key that is gone by now; to a key that is to be new it is a refusal.
+            is_gone = refused.code == "NoSuchKey" and write.base != NO_BASE
+            if refused.status == 412 or refused.code in _CHANGED_CODES or is_gone:
                 return None
             raise
 

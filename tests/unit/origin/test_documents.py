@@ -43,6 +43,26 @@ def test_answer_that_is_no_xml_is_temporary(body: bytes) -> None:
     assert parse_fault(body) is None
 
 
+STRAY = [b"\x01", b"&#x1;", b"&#31;", b"&#x0B;", "\uffff".encode(), b"&#xFFFE;"]
+
+
+@pytest.mark.parametrize("stray", STRAY)
+def test_character_that_xml_cannot_hold_is_passed_over_where_keys_are_encoded(stray: bytes) -> None:
+    said = b"<EncodingType>url</EncodingType><StartAfter>a" + stray + b"</StartAfter>"
+    page, token = parse_page(Document.parse(PAGE % said))
+    assert (page.entries[0].key, token) == ("a+b c/é", "tok")
+
+
+@pytest.mark.parametrize("stray", STRAY)
+def test_key_that_may_have_lost_a_character_is_not_believed(stray: bytes) -> None:
+    with pytest.raises(OriginTemporaryError):
+        parse_page(Document.parse(PAGE % (b"<StartAfter>a" + stray + b"</StartAfter>")))
+
+
+def test_reference_to_a_character_that_xml_can_hold_stays() -> None:
+    assert Document.parse(b"<R>&#x10;&#10;&#x1F600;&#x9;</R>").own_text() == "\n\U0001f600\t"
+
+
 def test_listing_without_a_size_is_temporary() -> None:
     with pytest.raises(OriginTemporaryError):
         parse_page(Document.parse(PAGE.replace(b"<Size>7</Size>", b"<Size>x</Size>") % b""))
