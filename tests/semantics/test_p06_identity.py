@@ -9,8 +9,9 @@ import pytest
 from boto3.s3.transfer import TransferConfig
 from tests.semantics.conftest import StartNode
 
+from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import RunningNode
-from tiergate.testing.objects import body_of, listed, refusal
+from tiergate.testing.objects import ack_of, body_of, listed, refusal
 
 MIB = 1 << 20
 
@@ -68,3 +69,44 @@ def test_multipart_object_of_exact_parts_has_etag_of_s3(node: RunningNode, s3: A
     assert s3.head_object(Bucket=bucket, Key="k")["ETag"] == expected
     node.wait_settled()
     assert direct.head_object(Bucket=bucket, Key="k")["ETag"] == expected
+
+
+@pytest.mark.semantics("P6.7")
+@pytest.mark.parametrize("is_cold", [False, True], ids=["warm", "cold"])
+def test_forwarded_request_speaks_of_the_identity_that_the_gateway_shows(
+    node: RunningNode, start_node: StartNode, s3: Any, direct: Any, proxy: FaultyOrigin, bucket: str, is_cold: bool
+) -> None:
+    data = os.urandom(6 * MIB)
+    s3.put_object(Bucket=bucket, Key="k", Body=data)
+    node.wait_settled()
+    shown = s3.head_object(Bucket=bucket, Key="k")
+    ours, theirs = shown["ETag"], direct.head_object(Bucket=bucket, Key="k")["ETag"]
+    assert ours != theirs
+    client = start_node().client() if is_cold else s3
+
+    attributes = client.get_object_attributes(Bucket=bucket, Key="k", ObjectAttributes=["ETag", "ObjectSize"])
+    assert (attributes["ETag"], attributes["ObjectSize"]) == (ours.strip('"'), len(data))
+    assert attributes["LastModified"] == shown["LastModified"]
+    # What asks for another payer is the origin's to answer.
+    read = client.get_object(Bucket=bucket, Key="k", RequestPayer="requester", IfMatch=ours)
+    assert (read["ETag"], read["LastModified"]) == (ours, shown["LastModified"])
+    assert read["Body"].read() == data
+    since = {"IfModifiedSince": shown["LastModified"]}
+    for condition in ({"IfNoneMatch": ours}, since):
+        unchanged = refusal(
+            lambda condition=condition: client.head_object(  # type: ignore[misc]
+                Bucket=bucket, Key="k", RequestPayer="requester", **condition
+            )
+        )
+        assert unchanged == (304, "304")
+    # An ACL is the origin's to keep, so all of these are done there.
+    source = {"Bucket": bucket, "Key": "k"}
+    copied = client.copy_object(Bucket=bucket, Key="c", CopySource=source, ACL="private", CopySourceIfMatch=ours)
+    assert ack_of(copied) == "origin"
+    assert proxy.seen("CopyObject", "c")[-1].headers["x-amz-copy-source-if-match"] == theirs
+    client.put_object(Bucket=bucket, Key="k", Body=b"new", ACL="private", IfMatch=ours)
+    assert proxy.seen("PutObject", "k")[-1].headers["if-match"] == theirs
+    assert body_of(direct, bucket, "k") == b"new"
+    neither = '"00000000000000000000000000000000"'
+    lost = refusal(lambda: client.put_object(Bucket=bucket, Key="k", Body=b"x", ACL="private", IfMatch=neither))
+    assert lost == (412, "PreconditionFailed")

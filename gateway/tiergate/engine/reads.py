@@ -12,7 +12,7 @@ from tiergate.engine.through import Through
 from tiergate.errors import OverloadedError, RequestError, invariant
 from tiergate.memory.memory import Pin
 from tiergate.model import BLOCK_BYTES, Body, State, Version
-from tiergate.s3.conditions import check_read, read_conditions
+from tiergate.s3.conditions import check_read, range_applies, read_conditions
 from tiergate.s3.operations import render
 from tiergate.s3.ranges import content_range, parse_range
 
@@ -97,7 +97,8 @@ class Reads:
             start, end = part_range(version, number)
             status = 206
         else:
-            wanted = parse_range(call.headers.get("range"), version.size_bytes)
+            applies = range_applies(call.headers.get("if-range"), current.etags, version.modified_s)
+            wanted = parse_range(call.headers.get("range") if applies else None, version.size_bytes)
             if wanted is not None:
                 start, end = wanted
                 status = 206

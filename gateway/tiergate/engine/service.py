@@ -38,7 +38,7 @@ class Service:
         self._fills = Fills(rooms)
         resolver = Resolver(rooms, self._outage)
         intake = Intake(rooms)
-        self._through = Through(rooms, self._outage)
+        self._through = Through(rooms, self._outage, resolver)
         writes = Writes(rooms, self._buckets, resolver, intake, self._through)
         spill = Spill(rooms, self._through)
         multipart = Multipart(rooms, self._buckets, intake, self._through, writes, spill)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from tiergate.directory.base import Intent, Seen
 from tiergate.engine.acks import ACK_HEADER, ACK_ORIGIN
 from tiergate.engine.calls import Answer, Call
-from tiergate.engine.current import Current
+from tiergate.engine.current import Current, Resolver
 from tiergate.engine.forwarding import forward
 from tiergate.engine.ground import Ground, WriteConditions
 from tiergate.engine.identity import Description
@@ -31,9 +31,10 @@ from tiergate.model import (
 )
 from tiergate.origin.client import Condition, PutAnswer
 from tiergate.origin.stamp import described
-from tiergate.s3.conditions import check_write
+from tiergate.s3.conditions import COPY_SOURCE_PREFIX, check_write, has_conditions, restated
 from tiergate.s3.copysource import parse_copy_source
 from tiergate.s3.operations import parse
+from tiergate.s3.wire import http_date
 from tiergate.writeback.recovery import doubt
 
 COMMIT_ATTEMPTS_COUNT = 8
@@ -46,15 +47,19 @@ MANY = 1 << 30
 LISTINGS = frozenset({"ListObjects", "ListObjectsV2"})
 """Listings show what is pending; one that is forwarded, for a part that only the origin knows, must too."""
 
+ATTRIBUTES = "GetObjectAttributes"
+"""It names an object's ETag in its body."""
+
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Through:
     """Writes and operations that the origin carries out."""
 
-    def __init__(self, rooms: Rooms, outage: Outage) -> None:
+    def __init__(self, rooms: Rooms, outage: Outage, resolver: Resolver) -> None:
         self._rooms = rooms
         self._outage = outage
+        self._resolver = resolver
         self.turn = Turn(rooms)
 
     # -- write-through of one object
@@ -155,10 +160,34 @@ class Through:
     async def forward(self, call: Call) -> Answer:
         """Pass a request on that concerns no object the gateway may hold. The wait for the answer to a reading one is
         bounded."""
+        if call.target.key:
+            call = await self._restated(call)
         if call.method not in READING_METHODS:
             return await forward(self._rooms, call)
         async with self._outage.bounded(call.target.bucket, key=call.target.key):
             return await forward(self._rooms, call)
+
+    async def _known(self, name: ObjectName) -> Current | None:
+        """The current version, unless it cannot be looked at without what the request brings (a customer's key)."""
+        try:
+            return await self._resolver.find(name)
+        except OriginRefusedError:
+            return None
+
+    async def _restated(self, call: Call) -> Call:
+        """The call with its conditions in terms of what the origin shows: clients know our ETags and times (P6).
+        Conditions on a named version are the origin's own matter."""
+        subjects = [("", call.name)] if call.query("versionId") is None else []
+        subjects += [(COPY_SOURCE_PREFIX, name) for name in named_source(call, versions=False)]
+        headers = call.headers
+        for prefix, name in subjects:
+            if not has_conditions(headers, prefix):
+                continue
+            current = await self._known(name)
+            if current is not None and current.record.origin_etag:
+                modified_s = current.version.modified_s
+                headers = restated(headers, prefix, current.etags, current.record.origin_etag, modified_s)
+        return replace(call, headers=headers)
 
     async def forward_any(self, call: Call) -> Answer:
         """Pass on a request of any kind, with what it needs settled first.
@@ -171,7 +200,8 @@ class Through:
             names = [call.name, *named_source(call)]
             if call.operation in MAKES_VISIBLE:
                 return await self.forward_write(call, names)
-            return await self.forward_settled(call, names)
+            answer = await self.forward_settled(call, names)
+            return await self._attributes(call, answer) if call.operation == ATTRIBUTES else answer
         if call.operation == "DeleteObjects":
             document = call.document or await call.body.read(DOCUMENT_LIMIT_BYTES)
             params = parse(call.operation, call.target, call.headers, document)
@@ -187,6 +217,23 @@ class Through:
         if bucket and call.method not in READING_METHODS:
             await self._rooms.directory.forget_bucket(bucket)
         return answer
+
+    async def _attributes(self, call: Call, answer: Answer) -> Answer:
+        """The answer to GetObjectAttributes with the identity that GET and HEAD show (P6)."""
+        if answer.status != 200 or isinstance(answer.body, bytes) or call.query("versionId") is not None:
+            return answer
+        current = await self._known(call.name)
+        if current is None:
+            return answer
+        try:
+            document = b"".join([bytes(piece) async for piece in answer.body.pieces()])
+        finally:
+            await answer.body.close()
+        theirs, ours = (f"<ETag>{etag}</ETag>".encode() for etag in (current.record.origin_etag, current.version.etag))
+        document = document.replace(theirs, ours)
+        headers = answer.headers | {"content-length": str(len(document))}
+        headers["last-modified"] = http_date(current.version.modified_s)
+        return Answer(200, headers, document)
 
     async def forward_settled(self, call: Call, names: Sequence[ObjectName]) -> Answer:
         """Write back what is pending of `names`, pass the request on, then forget what it may have changed.
@@ -218,11 +265,12 @@ class Through:
         return answer
 
 
-def named_source(call: Call) -> list[ObjectName]:
-    """The source of a copy, which must be in the origin before the copy is done there."""
+def named_source(call: Call, versions: bool = True) -> list[ObjectName]:
+    """The source of a copy, which must be in the origin before the copy is done there; without `versions` not one of
+    which a version is named."""
     header = call.headers.get("x-amz-copy-source")
     named = parse_copy_source(header) if header else None
-    return [ObjectName(named[0], named[1])] if named else []
+    return [ObjectName(named[0], named[1])] if named and (versions or named[2] is None) else []
 
 
 def upload_headers(version: Version, call: Call) -> dict[str, str]:

@@ -13,8 +13,10 @@ from tiergate.origin.endpoint import canonical_query
 from tiergate.origin.framing import Trailer, framed, framed_size_bytes
 from tiergate.origin.retry import OriginBusyError, Tries
 from tiergate.origin.signing import UNSIGNED_TRAILER
+from tiergate.model import ObjectName
 from tiergate.origin.stamp import STAMP_HEADER, parse_stamp
 from tiergate.origin.wire import OriginAnswer, Stream
+from tiergate.s3.wire import http_date, quote_etag
 
 __all__ = ["ForwardAnswer", "ForwardRequest", "Forwarder", "Trailer"]
 
@@ -75,15 +77,15 @@ class ForwardRequest:
 
 
 class ForwardAnswer:
-    """The origin's answer, any status. `headers` are what the client may see, Content-Length included. The
-    caller closes it."""
+    """The origin's answer about an object, any status. `headers` are what the client may see, Content-Length
+    included. The caller closes it."""
 
-    def __init__(self, answer: OriginAnswer, body: bytes | None = None) -> None:
+    def __init__(self, answer: OriginAnswer, name: ObjectName, body: bytes | None = None) -> None:
         self._answer = answer
         self._body = body
         self.status = answer.status
         self.reason = answer.reason
-        self.headers = _shown(answer.headers)
+        self.headers = _shown(answer.headers, name)
 
     def pieces(self) -> AsyncIterator[bytes]:
         """The body as the origin sends it, not decompressed. Read it once.
@@ -131,7 +133,7 @@ class Forwarder:
         answer = await self._channel.open(outgoing)
         is_fault = answer.status >= 500 and may_retry
         if not is_fault and answer.status not in _MAY_BE_OURS:
-            return ForwardAnswer(answer)
+            return ForwardAnswer(answer, ObjectName(outgoing.bucket, outgoing.key))
         refusal = await self._channel.refusal(outgoing, answer)
         if refusal.moved:
             if isinstance(outgoing.body, Stream):
@@ -142,7 +144,7 @@ class Forwarder:
             may_retry and isinstance(refusal.error, OriginBusyError)
         ):
             raise refusal.error
-        return ForwardAnswer(answer, refusal.body)
+        return ForwardAnswer(answer, ObjectName(outgoing.bucket, outgoing.key), refusal.body)
 
 
 def _outgoing(request: ForwardRequest) -> OriginRequest:
@@ -203,12 +205,19 @@ def _without_connection(headers: Sequence[tuple[str, str]]) -> list[tuple[str, s
     return [(name, value) for name, value in headers if name.lower() not in named]
 
 
-def _shown(headers: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [
-        (name, value)
-        for name, value in _without_connection(headers)
-        if name.lower() != STAMP_HEADER or parse_stamp(value) is None
-    ]
+def _shown(headers: Sequence[tuple[str, str]], name: ObjectName) -> list[tuple[str, str]]:
+    """Without our stamp, and with the identity that it carries (promise P6): the object looks as it does when it is
+    not forwarded."""
+    own: dict[str, str] = {}
+    found: list[tuple[str, str]] = []
+    for label, value in _without_connection(headers):
+        stamp = parse_stamp(value) if label.lower() == STAMP_HEADER else None
+        if stamp is None:
+            found.append((label, value))
+        elif stamp.is_of(name):
+            own = {"etag": quote_etag(stamp.etag)} if stamp.etag else {}
+            own["last-modified"] = http_date(stamp.modified_s)
+    return [(label, own.get(label.lower(), value)) for label, value in found]
 
 
 def _is_repeatable(request: OriginRequest) -> bool:

@@ -11,6 +11,12 @@ from datetime import datetime
 from typing import Any
 
 from tiergate.errors import NotFoundError, PreconditionError, RequestError
+from tiergate.s3 import wire
+
+COPY_SOURCE_PREFIX = "x-amz-copy-source-"
+"""What the headers of a condition on a copy's source begin with."""
+
+_NAMES = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
 
 _ETAG = re.compile(r'(?P<weak>W/)?"(?P<quoted>[^"]*)"|(?P<bare>[^\s,"]+)')
 
@@ -100,6 +106,51 @@ def check_write(
             raise PreconditionError("PreconditionFailed", condition="If-Match", bucket=bucket, key=key)
 
 
+def range_applies(if_range: str | None, etags: Collection[str], modified_s: int) -> bool:
+    """Whether the Range of a read counts: an If-Range that names another version asks for the whole instead.
+
+    https://www.rfc-editor.org/rfc/rfc9110.html#section-13.1.5
+    """
+    if if_range is None:
+        return True
+    moment_s = _date_s(if_range)
+    if moment_s is not None:
+        return moment_s == modified_s
+    return not _is_star(if_range) and etag_matches(if_range, etags, weak=False)
+
+
+def has_conditions(headers: Mapping[str, str], prefix: str = "") -> bool:
+    """Whether any condition stands in headers (lower-case names)."""
+    return any(prefix + name in headers for name in (*_NAMES, "if-range"))
+
+
+def restated(
+    headers: Mapping[str, str], prefix: str, etags: Sequence[str], origin_etag: str, modified_s: int
+) -> dict[str, str]:
+    """Headers (lower-case names) whose conditions on an object are put so that a server which holds the same object
+    as `origin_etag`, written at `modified_s` or later, decides them as they are decided here.
+
+    An ETag that matches `etags` becomes `origin_etag`; a date that would be decided otherwise there is left out where
+    the condition holds, and becomes an ETag where it does not.
+    """
+    found = dict(headers)
+    theirs = wire.quote_etag(origin_etag)
+    for name in ("if-match", "if-none-match"):
+        value = headers.get(prefix + name)
+        if value is not None and not _is_star(value) and etag_matches(value, etags, weak=name == "if-none-match"):
+            found[prefix + name] = theirs
+    bound_s = _date_s(headers.get(f"{prefix}if-unmodified-since"))
+    if bound_s is not None and modified_s <= bound_s:
+        del found[f"{prefix}if-unmodified-since"]
+    bound_s = _date_s(headers.get(f"{prefix}if-modified-since"))
+    if bound_s is not None and modified_s <= bound_s:
+        del found[f"{prefix}if-modified-since"]
+        found.setdefault(f"{prefix}if-none-match", theirs)
+    if not prefix and "if-range" in headers and range_applies(headers["if-range"], etags, modified_s):
+        found["if-range"] = theirs
+    return found
+
+
 def etag_matches(header: str, etags: Collection[str], weak: bool) -> bool:
     """Whether a header's list of ETags (quoted or bare, or `*`) names one of `etags`.
 
@@ -125,6 +176,13 @@ def _conditions(params: Mapping[str, Any], prefix: str) -> Conditions:
 
 def _seconds(moment: datetime | None) -> int | None:
     return None if moment is None else int(moment.timestamp())
+
+
+def _date_s(text: str | None) -> int | None:
+    try:
+        return None if text is None else int(wire.parse_time(text).timestamp())
+    except ValueError:
+        return None
 
 
 def _failed(conditions: Conditions, etags: Sequence[str], modified_s: int) -> str | None:

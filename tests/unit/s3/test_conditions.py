@@ -2,13 +2,17 @@ import pytest
 
 from tiergate.errors import RequestError
 from tiergate.s3.conditions import (
+    COPY_SOURCE_PREFIX,
     Conditions,
     check_copy_source,
     check_read,
     check_write,
     copy_source_conditions,
     etag_matches,
+    has_conditions,
+    range_applies,
     read_conditions,
+    restated,
 )
 from tiergate.s3.operations import parse, split_target
 
@@ -127,3 +131,60 @@ def test_etag_matches_reads_lists_and_ignores_empty_pieces() -> None:
     assert not etag_matches('"a" , b,,W/"c"', ["c"], weak=False)
     assert etag_matches('"a" , b,,W/"c"', ["c"], weak=True)
     assert not etag_matches("", ["a"], weak=True)
+
+
+QUOTED = f'"{ORIGINS}"'
+AFTER = "Sun, 06 Nov 1994 08:49:38 GMT"
+
+
+@pytest.mark.parametrize("prefix", ["", COPY_SOURCE_PREFIX])
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ({"if-match": '"abc-1"'}, {"if-match": QUOTED}),
+        ({"if-match": "abc-1"}, {"if-match": QUOTED}),
+        ({"if-match": '"a", "abc-1"'}, {"if-match": QUOTED}),
+        ({"if-match": ORIGINS}, {"if-match": QUOTED}),
+        ({"if-match": '"a"'}, {"if-match": '"a"'}),
+        ({"if-match": "*"}, {"if-match": "*"}),
+        ({"if-match": 'W/"abc-1"'}, {"if-match": 'W/"abc-1"'}),
+        ({"if-none-match": 'W/"abc-1"'}, {"if-none-match": QUOTED}),
+        ({"if-none-match": "*"}, {"if-none-match": "*"}),
+        ({"if-unmodified-since": BEFORE}, {"if-unmodified-since": BEFORE}),
+        ({"if-unmodified-since": AT}, {}),
+        ({"if-unmodified-since": AFTER}, {}),
+        ({"if-unmodified-since": "some day"}, {"if-unmodified-since": "some day"}),
+        ({"if-modified-since": BEFORE}, {"if-modified-since": BEFORE}),
+        ({"if-modified-since": AT}, {"if-none-match": QUOTED}),
+        ({"if-modified-since": AFTER, "if-none-match": '"a"'}, {"if-none-match": '"a"'}),
+        ({"if-match": "abc-1", "if-unmodified-since": BEFORE}, {"if-match": QUOTED, "if-unmodified-since": BEFORE}),
+    ],
+)
+def test_condition_is_restated_for_who_knows_another_identity(
+    prefix: str, said: dict[str, str], meant: dict[str, str]
+) -> None:
+    headers = {prefix + name: value for name, value in said.items()} | {"range": "bytes=0-1"}
+    assert has_conditions(headers, prefix)
+    found = restated(headers, prefix, ETAGS, ORIGINS, MODIFIED_S)
+    assert found == {prefix + name: value for name, value in meant.items()} | {"range": "bytes=0-1"}
+
+
+@pytest.mark.parametrize(
+    ("if_range", "applies"),
+    [
+        (None, True),
+        (f'"{OURS}"', True),
+        (QUOTED, True),
+        ('W/"abc-1"', False),
+        ('"other"', False),
+        ("*", False),
+        (AT, True),
+        (BEFORE, False),
+        (AFTER, False),
+    ],
+)
+def test_range_counts_for_the_version_that_if_range_names(if_range: str | None, applies: bool) -> None:
+    assert range_applies(if_range, ETAGS, MODIFIED_S) is applies
+    headers = {} if if_range is None else {"if-range": if_range}
+    meant = {"if-range": QUOTED} if applies and if_range else headers
+    assert restated(headers, "", ETAGS, ORIGINS, MODIFIED_S) == meant
