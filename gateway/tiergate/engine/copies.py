@@ -1,4 +1,4 @@
-"""CopyObject and UploadPartCopy: from any tier into memory, no bytes through the client.
+"""CopyObject: from any tier into memory, no bytes through the client.
 
 A copy of bytes that are in memory shares them. A copy whose source lies only in the origin is done there.
 """
@@ -11,12 +11,9 @@ from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call
 from tiergate.engine.current import Current, Resolver
 from tiergate.engine.digests import object_digest
-from tiergate.engine.fills import Fills
 from tiergate.engine.ground import WriteConditions
 from tiergate.engine.identity import Description
 from tiergate.engine.intake import Intake
-from tiergate.engine.multipart import Multipart, part_number
-from tiergate.engine.reads import ObjectStream
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.through import Through
 from tiergate.engine.writes import Writes
@@ -27,34 +24,37 @@ from tiergate.s3.conditions import check_copy_source, copy_source_conditions
 from tiergate.s3.copysource import parse_copy_source
 from tiergate.s3.etag import opaque_etag
 from tiergate.s3.operations import render
-from tiergate.s3.ranges import parse_copy_range
 
 LARGEST_COPY_BYTES = 5 << 30
 """https://docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html"""
 
 
+def too_large_to_copy() -> RequestError:
+    """S3's answer for a source that takes more than one request to copy."""
+    return RequestError(
+        "InvalidRequest",
+        f"The specified copy source is larger than the maximum allowable size for a copy source: {LARGEST_COPY_BYTES}",
+    )
+
+
 class Copies:
-    """The copying operations."""
+    """CopyObject."""
 
     def __init__(
         self,
         rooms: Rooms,
         buckets: Buckets,
         resolver: Resolver,
-        fills: Fills,
         intake: Intake,
         through: Through,
         writes: Writes,
-        multipart: Multipart,
     ) -> None:
         self._rooms = rooms
         self._buckets = buckets
         self._resolver = resolver
-        self._fills = fills
         self._intake = intake
         self._through = through
         self._writes = writes
-        self._multipart = multipart
 
     async def copy(self, call: Call) -> Answer:
         """CopyObject."""
@@ -103,7 +103,7 @@ class Copies:
                 "object's metadata, storage class, website redirect location or encryption attributes.",
             )
         if old.size_bytes > LARGEST_COPY_BYTES:
-            raise RequestError("EntityTooLarge", "Your proposed upload exceeds the maximum allowed size")
+            raise too_large_to_copy()
         if call.params.get("TaggingDirective") == "REPLACE":
             tagging: str | None = described.tagging
         else:
@@ -146,36 +146,3 @@ class Copies:
         """Hold the source's bytes for the copy; False if they are not all in memory."""
         bodies = [part.body.uid for part in version.parts if part.body.size_bytes]
         return self._rooms.memory.hold_all(bodies, version.uid, dirty=True)
-
-    async def part(self, call: Call) -> Answer:
-        """UploadPartCopy: the source's bytes, or a range of them, become a part."""
-        number = part_number(call)
-        named = parse_copy_source(call.headers["x-amz-copy-source"])
-        upload = await self._multipart.upload_of(call)
-        if upload is None:
-            return await self._multipart.foreign(call)
-        if named is None or named[2] is not None:
-            raise RequestError("NotImplemented", "A copy of a past version into this upload is not supported")
-        source = ObjectName(*named[:2])
-        current = await self._resolver.current(source)
-        check_copy_source(copy_source_conditions(call.params), current.etags, current.version.modified_s)
-        start, end = 0, current.version.size_bytes
-        if call.params.get("CopySourceRange"):
-            start, end = parse_copy_range(call.params["CopySourceRange"], end) or (start, end)
-        await self._intake.admit()
-        uid = new_uid(self._rooms.clock.wall_s())
-        receiving = self._rooms.memory.receive(uid, end - start, upload.upload_id)
-        stream = ObjectStream(self._rooms, self._fills, current, start, end)
-        try:
-            await stream.open()
-            taken = await self._intake.copy(call.name, stream.pieces(), receiving, end - start)
-            part = await self._multipart.keep_part(upload, number, taken)
-        except BaseException:
-            receiving.abort()
-            raise
-        finally:
-            await stream.close()
-        result = {"ETag": part.etag, "LastModified": part.modified_s}
-        headers, answer = render(call.operation, {"CopyPartResult": result})
-        headers[ACK_HEADER] = ACK_MEMORY
-        return Answer(200, headers, answer)

@@ -278,7 +278,9 @@ def uploads_output(
     prefixes: list[str] = []
     last: tuple[str, str] = ("", "")
     truncated = False
-    passed = id_marker == ""
+    # An upload that ended meanwhile still has its place among those of its key.
+    stands = any(key == key_marker and upload_id == id_marker for key, upload_id, _ in rows)
+    passed = not stands
     for key, upload_id, item in rows:
         if key_marker and order(key) <= order(key_marker):
             if key != key_marker or not id_marker:
@@ -286,10 +288,14 @@ def uploads_output(
             if not passed:
                 passed = upload_id == id_marker
                 continue
+            if not stands and upload_id <= id_marker:
+                continue
         cut = key.find(delimiter, len(prefix)) if delimiter else -1
         rolled = key[: cut + len(delimiter)] if cut >= 0 else None
-        if rolled is not None and (rolled in prefixes or order(rolled) <= order(key_marker)):
+        if rolled is not None and (rolled in prefixes or rolled == key_marker):
             continue
+        if limit == 0:
+            break
         if len(uploads) + len(prefixes) >= limit:
             truncated = True
             break

@@ -5,31 +5,38 @@ byte to the last overwrite. Uploads that the gateway did not begin are the origi
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 from tiergate.directory.base import Committed, Finished, Intent
 from tiergate.engine.acks import ACK_HEADER, ACK_MEMORY, ACK_ORIGIN
 from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call
+from tiergate.engine.digests import bodies_digest
 from tiergate.engine.ground import WriteConditions
 from tiergate.engine.identity import Description, completed_version, part_etag
 from tiergate.engine.intake import Intake, Taken
+from tiergate.engine.parts import (
+    check_completion,
+    check_part_algorithm,
+    chosen_parts,
+    listed_part,
+    object_checksums,
+    part_members,
+    part_number,
+    wanted_parts,
+)
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.spill import Spill
-from tiergate.engine.through import Through
+from tiergate.engine.through import Through, named_source
 from tiergate.engine.writes import Writes, put_members
 from tiergate.errors import MemoryFullError, NotFoundError, RequestError
 from tiergate.model import Part, Upload, Version, new_uid
-from tiergate.s3.checksums import ALGORITHMS, COMPOSITE, FULL_OBJECT, bodies_crc64nvme, composite, full_object
+from tiergate.s3.checksums import ALGORITHMS
 from tiergate.s3.etag import unquote
 from tiergate.s3.operations import render
 
 UPLOAD_MARK = "tiergate."
 """How the ids of uploads begin that the gateway itself carries out."""
-
-LEAST_PART_BYTES = 5 << 20
-LARGEST_PART_NUMBER = 10_000
 
 
 def no_such_upload(upload_id: str) -> NotFoundError:
@@ -101,12 +108,13 @@ class Multipart:
         upload = await self.upload_of(call)
         if upload is None:
             return await self.foreign(call)
+        check_part_algorithm(upload, call.headers)
         await self._intake.admit()
         uid = new_uid(self._rooms.clock.wall_s())
         try:
             receiving = self._intake.reserve(uid, call.body, upload.upload_id)
         except MemoryFullError:
-            part = await self._spill.part_through(call, upload, number, uid)
+            part = await self._spill.part_through(call.body, upload, number, uid)
         else:
             taken = await self._intake.take(call.name, call.body, receiving)
             try:
@@ -119,14 +127,17 @@ class Multipart:
         return Answer(200, headers)
 
     async def keep_part(self, upload: Upload, number: int, taken: Taken) -> Part:
-        """Record a part whose bytes are sealed in memory; a part it replaces lets its bytes go.
+        """Record a part whose bytes are sealed in memory, with the checksum of the upload's algorithm; a part it
+        replaces lets its bytes go.
 
         Raises:
             NotFoundError: the upload ended meanwhile.
         """
-        body = taken.body
+        body, checksums = taken.body, taken.checksums
+        if upload.algorithm and upload.algorithm not in checksums:
+            checksums = {upload.algorithm: await bodies_digest(self._rooms.memory, [body], upload.algorithm)}
         now_s = int(self._rooms.clock.wall_s())
-        part = Part(number, body, part_etag(body, taken.md5_hex), now_s, taken.checksums)
+        part = Part(number, body, part_etag(body, taken.md5_hex), now_s, checksums)
         replaced = await self._rooms.directory.put_part(upload.upload_id, part)
         self._rooms.memory.confirm(upload.upload_id, [body.uid])
         if replaced is not None:
@@ -159,7 +170,8 @@ class Multipart:
         conditions = WriteConditions.of(params)
         ground = await self._writes.ground(call.name, conditions)
         held = await self._rooms.directory.list_parts(upload_id)
-        parts = chosen_parts(held, listed)
+        parts = chosen_parts(upload_id, held, listed)
+        check_completion(upload, parts, listed, params)
         checksums, kind = object_checksums(upload, parts, params)
         modified_s = int(self._rooms.clock.wall_s())
         version = completed_version(upload.version, parts, modified_s, checksums, kind)
@@ -202,7 +214,7 @@ class Multipart:
         after = int(call.params.get("PartNumberMarker") or 0)
         limit = min(call.params.get("MaxParts", 1000), 1000)
         parts = [part for part in await self._rooms.directory.list_parts(upload.upload_id) if part.number > after]
-        page, truncated = parts[:limit], len(parts) > limit
+        page, truncated = parts[:limit], len(parts) > limit > 0
         output: dict[str, Any] = {
             "Bucket": call.target.bucket,
             "Key": call.target.key,
@@ -223,105 +235,4 @@ class Multipart:
         """An upload that the gateway did not begin belongs to the origin; one that it did is over."""
         if call.params["UploadId"].startswith(UPLOAD_MARK):
             raise no_such_upload(call.params["UploadId"])
-        return await self._through.forward_settled(call, [call.name])
-
-
-def part_number(call: Call) -> int:
-    """The part number of the request.
-
-    Raises:
-        RequestError: InvalidArgument outside 1..10,000.
-    """
-    number: int = call.params["PartNumber"]
-    if not 1 <= number <= LARGEST_PART_NUMBER:
-        raise RequestError("InvalidArgument", "Part number must be an integer between 1 and 10000, inclusive")
-    return number
-
-
-def wanted_parts(params: dict[str, Any]) -> list[dict[str, Any]]:
-    """The part list of a CompleteMultipartUpload.
-
-    Raises:
-        RequestError: MalformedXML for none, InvalidPartOrder unless the numbers ascend.
-    """
-    listed: list[dict[str, Any]] = (params.get("MultipartUpload") or {}).get("Parts") or []
-    if not listed or any("PartNumber" not in item or "ETag" not in item for item in listed):
-        raise RequestError("MalformedXML", "The XML you provided was not well-formed")
-    numbers = [item["PartNumber"] for item in listed]
-    if any(later <= earlier for earlier, later in pairwise(numbers)):
-        raise RequestError("InvalidPartOrder", "The list of parts was not in ascending order.")
-    return listed
-
-
-def chosen_parts(held: Sequence[Part], listed: Sequence[dict[str, Any]]) -> tuple[Part, ...]:
-    """The parts that the client lists, checked against those it sent.
-
-    Raises:
-        RequestError: InvalidPart, EntityTooSmall.
-    """
-    by_number = {part.number: part for part in held}
-    chosen = []
-    for item in listed:
-        part = by_number.get(item["PartNumber"])
-        if part is None or unquote(item["ETag"]) != part.etag or not checksums_agree(part, item):
-            raise RequestError(
-                "InvalidPart",
-                "One or more of the specified parts could not be found. The part may not have been uploaded, or the "
-                "specified entity tag may not match the part's entity tag.",
-                part_number=item["PartNumber"],
-            )
-        chosen.append(part)
-    for part in chosen[:-1]:
-        if part.body.size_bytes < LEAST_PART_BYTES:
-            raise RequestError(
-                "EntityTooSmall",
-                "Your proposed upload is smaller than the minimum allowed size",
-                proposed_size=part.body.size_bytes,
-                part_number=part.number,
-            )
-    return tuple(chosen)
-
-
-def checksums_agree(part: Part, item: dict[str, Any]) -> bool:
-    """Whether every checksum the client lists for a part is the one that was proved."""
-    for algorithm, value in part.checksums.items():
-        said = item.get(f"Checksum{algorithm.upper()}")
-        if said is not None and said != value:
-            return False
-    return True
-
-
-def object_checksums(upload: Upload, parts: tuple[Part, ...], params: dict[str, Any]) -> tuple[dict[str, str], str]:
-    """The completed object's checksums and their type.
-
-    Raises:
-        RequestError: BadDigest when the client says another full-object checksum.
-    """
-    algorithm, kind = upload.algorithm, upload.checksum_type
-    if not algorithm or not all(algorithm in part.checksums for part in parts):
-        computed = bodies_crc64nvme([part.body for part in parts])
-        return ({"crc64nvme": computed}, FULL_OBJECT) if computed is not None else ({}, "")
-    values = [part.checksums[algorithm] for part in parts]
-    if kind == COMPOSITE:
-        value = composite(algorithm, values)
-    else:
-        sizes = [part.body.size_bytes for part in parts]
-        value = full_object(algorithm, list(zip(values, sizes, strict=True)))
-    said = params.get(f"Checksum{algorithm.upper()}")
-    if said is not None and said.split("-")[0] != value.split("-")[0]:
-        raise RequestError("BadDigest", "The checksum you specified did not match what we received.")
-    return {algorithm: value}, kind
-
-
-def part_members(part: Part) -> dict[str, Any]:
-    """The output members of UploadPart."""
-    return {"ETag": part.etag} | {f"Checksum{name.upper()}": value for name, value in part.checksums.items()}
-
-
-def listed_part(part: Part) -> dict[str, Any]:
-    """A part as ListParts shows it."""
-    return part_members(part) | {
-        "PartNumber": part.number,
-        "Size": part.body.size_bytes,
-        "LastModified": part.modified_s,
-    }
+        return await self._through.forward_settled(call, [call.name, *named_source(call)])

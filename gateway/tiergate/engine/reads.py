@@ -1,7 +1,7 @@
 """GetObject and HeadObject: the current version's headers, and its bytes from the nearest tier that has them."""
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar
 
 from tiergate.engine.calls import Answer, Call
 from tiergate.engine.current import Current, Resolver
@@ -11,10 +11,12 @@ from tiergate.engine.rooms import Rooms, bodies_of, log_name
 from tiergate.engine.through import Through
 from tiergate.errors import OverloadedError, RequestError, invariant
 from tiergate.memory.memory import Pin
-from tiergate.model import BLOCK_BYTES, Body, State, Version
+from tiergate.model import BLOCK_BYTES, Body, ObjectName, State, Version
 from tiergate.s3.conditions import check_read, range_applies, read_conditions
 from tiergate.s3.operations import render
 from tiergate.s3.ranges import content_range, parse_range
+
+T = TypeVar("T")
 
 FOREIGN_ATTEMPTS_COUNT = 4
 """How often a read begins again because the object was replaced in the origin meanwhile."""
@@ -51,32 +53,53 @@ class Reads:
 
     async def get(self, call: Call) -> Answer:
         """GetObject. The first block is at hand before the answer begins, so its failure is a proper error."""
-        for _ in range(FOREIGN_ATTEMPTS_COUNT):
-            current = await self._resolver.current(call.name)
+
+        def decide(current: Current) -> tuple[int, dict[str, str], int, int]:
             if only_origin_knows(call, current.version):
-                return await self._through.forward_settled(call, [call.name])
+                raise OnlyOriginKnowsError
             status, headers, start, end = self._head_of(call, current)
             headers["x-tiergate-tier"] = self._tier(current.version)
-            stream = ObjectStream(self._rooms, self._fills, current, start, end)
+            return status, headers, start, end
+
+        try:
+            _, (status, headers, start, end), stream = await self.open(call.name, decide, lambda head: head[2:])
+        except OnlyOriginKnowsError:
+            return await self._through.forward_settled(call, [call.name])
+        self._rooms.metrics.reads.inc(1, headers["x-tiergate-tier"])
+        return Answer(status, headers, stream, end - start)
+
+    async def open(
+        self, name: ObjectName, decide: Callable[[Current], T], span: Callable[[T], tuple[int, int]]
+    ) -> "tuple[Current, T, ObjectStream]":
+        """The current version of a key, what `decide` says of it, and its bytes in the `span` of that, which the
+        caller closes.
+
+        Raises:
+            OverloadedError: the object keeps changing, its only copy is lost, or the origin does not answer.
+            Exception: whatever `decide` raises.
+        """
+        for _ in range(FOREIGN_ATTEMPTS_COUNT):
+            current = await self._resolver.current(name)
+            decided = decide(current)
+            stream = ObjectStream(self._rooms, self._fills, current, *span(decided))
             try:
-                async with self._outage.bounded(**log_name(call.name)):
+                async with self._outage.bounded(**log_name(name)):
                     await stream.open()
             except ForeignVersionError:
                 await stream.close()
-                await self._resolver.forget(call.name, current.version.uid)
+                await self._resolver.forget(name, current.version.uid)
                 continue
             except VanishedError:
                 await stream.close()
                 if await self._is_current(current):
                     self._rooms.metrics.lost_reads.inc()
-                    raise OverloadedError("the only copy of this version was lost", **log_name(call.name)) from None
+                    raise OverloadedError("the only copy of this version was lost", **log_name(name)) from None
                 continue
             except BaseException:
                 await stream.close()
                 raise
-            self._rooms.metrics.reads.inc(1, headers["x-tiergate-tier"])
-            return Answer(status, headers, stream, end - start)
-        raise OverloadedError("the object keeps changing in the origin", **log_name(call.name))
+            return current, decided, stream
+        raise OverloadedError("the object keeps changing in the origin", **log_name(name))
 
     async def _is_current(self, current: Current) -> bool:
         record = (await self._rooms.directory.get(current.record.name)).record
@@ -154,6 +177,10 @@ def part_range(version: Version, number: int) -> tuple[int, int]:
             return offset, offset + part.body.size_bytes
         offset += part.body.size_bytes
     raise RequestError("InvalidPartNumber", "The requested partnumber is not satisfiable")
+
+
+class OnlyOriginKnowsError(Exception):
+    """The request is for what only the origin can say of the object."""
 
 
 class VanishedError(Exception):

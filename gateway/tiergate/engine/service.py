@@ -12,6 +12,7 @@ from tiergate.engine.listing import Listings
 from tiergate.engine.multipart import Multipart
 from tiergate.engine.outage import Outage
 from tiergate.engine.owned import is_owned
+from tiergate.engine.partcopies import PartCopies
 from tiergate.engine.reads import Reads
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.spill import Spill
@@ -42,8 +43,9 @@ class Service:
         writes = Writes(rooms, self._buckets, resolver, intake, self._through)
         spill = Spill(rooms, self._through)
         multipart = Multipart(rooms, self._buckets, intake, self._through, writes, spill)
-        copies = Copies(rooms, self._buckets, resolver, self._fills, intake, self._through, writes, multipart)
         reads = Reads(rooms, resolver, self._fills, self._through, self._outage)
+        copies = Copies(rooms, self._buckets, resolver, intake, self._through, writes)
+        part_copies = PartCopies(rooms, self._buckets, intake, self._through, reads, multipart, spill)
         listings = Listings(rooms, self._buckets, self._outage)
         self._operations: dict[str, Operation] = {
             "GetObject": reads.get,
@@ -54,7 +56,7 @@ class Service:
             "DeleteObjects": writes.delete_many,
             "CreateMultipartUpload": multipart.create,
             "UploadPart": multipart.upload_part,
-            "UploadPartCopy": copies.part,
+            "UploadPartCopy": part_copies.part,
             "CompleteMultipartUpload": multipart.complete,
             "AbortMultipartUpload": multipart.abort,
             "ListParts": multipart.list_parts,

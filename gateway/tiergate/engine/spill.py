@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tiergate.directory.base import Intent
-from tiergate.engine.calls import Call
+from tiergate.engine.calls import IncomingBody
 from tiergate.engine.ground import Ground, WriteConditions
 from tiergate.engine.proved import CheckedBody
 from tiergate.engine.rooms import Rooms, log_name
@@ -29,16 +29,16 @@ class Spill:
         self._rooms = rooms
         self._through = through
 
-    async def part_through(self, call: Call, upload: Upload, number: int, uid: str) -> Part:
+    async def part_through(self, body: IncomingBody, upload: Upload, number: int, uid: str) -> Part:
         """Stream a part that memory has no room for straight to the origin's upload, and make room by moving this
         upload's other parts after it."""
-        size = call.body.size_bytes
+        size = body.size_bytes
         if size is None:
-            raise OverloadedError("no room for a body of unknown length", **log_name(call.name))
+            raise OverloadedError("no room for a body of unknown length", **log_name(upload.name))
         spill_id = await self._begun(upload)
         self._rooms.metrics.through_writes.inc(1, "part")
-        proved = CheckedBody(call.body)
-        etag = await self._rooms.origin.upload_part(call.name, spill_id, number, size, proved.pieces, {})
+        proved = CheckedBody(body)
+        etag = await self._rooms.origin.upload_part(upload.name, spill_id, number, size, proved.pieces, {})
         now_s = int(self._rooms.clock.wall_s())
         part = Part(number, proved.body_of(uid, size), etag, now_s, proved.checksums, spilled_etag=etag)
         replaced = await self._rooms.directory.put_part(upload.upload_id, part)

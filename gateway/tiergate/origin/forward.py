@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from tiergate.errors import OriginCredentialsError, OriginTemporaryError, RequestError
+from tiergate.model import ObjectName
 from tiergate.origin.channel import VIA_HEADER, Channel, OriginRequest
 from tiergate.origin.endpoint import canonical_query
 from tiergate.origin.framing import Trailer, framed, framed_size_bytes
 from tiergate.origin.retry import OriginBusyError, Tries
 from tiergate.origin.signing import UNSIGNED_TRAILER
-from tiergate.model import ObjectName
 from tiergate.origin.stamp import STAMP_HEADER, parse_stamp
 from tiergate.origin.wire import OriginAnswer, Stream
 from tiergate.s3.wire import http_date, quote_etag

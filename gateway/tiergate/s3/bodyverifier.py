@@ -32,6 +32,13 @@ def unknown_algorithms(headers: Iterable[tuple[str, str]]) -> set[str]:
     return named - set(ALGORITHMS)
 
 
+def claimed_algorithm(headers: Mapping[str, str]) -> str:
+    """The known algorithm of the checksum that a request brings, in a header or after its body; "" for none. Names of
+    `headers` are in lower case."""
+    trailers = _checksum_trailers([headers.get("x-amz-trailer", "")])
+    return next((name for name in ALGORITHMS if HEADER_PREFIX + name in (*headers, *trailers)), "")
+
+
 class BodyVerifier:
     """Computes what must be computed of one body and compares it with the request's claims.
 
