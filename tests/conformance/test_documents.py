@@ -84,6 +84,20 @@ def test_delete_of_an_impossible_key_is_an_error_of_that_key_alone(s3: Bucket, p
     assert reply.texts("Deleted/Key") == [good]
 
 
+def test_delete_on_conditions_judges_each_key_by_its_own(s3: Bucket, prefix: str) -> None:
+    keys = [prefix + name for name in ("right", "wrong", "star", "absent", "plain")]
+    etags = {key: s3.put(key, key.encode()).etag for key in keys}
+    s3.delete(keys[3])
+    said = [etags[keys[0]], '"00000000000000000000000000000000"', "*", etags[keys[3]]]
+    items = [f"<Object><Key>{key}</Key><ETag>{etag}</ETag></Object>" for key, etag in zip(keys, said, strict=False)]
+    reply = s3.ask(delete(f"<Delete>{''.join(items)}<Object><Key>{keys[4]}</Key></Object></Delete>".encode()))
+    assert (reply.status, reply.headers["x-tiergate-ack"]) == (200, "memory:1"), str(reply)
+    assert reply.texts("Deleted/Key") == [keys[0], keys[2], keys[4]]
+    assert reply.texts("Error/Key") == [keys[1], keys[3]]
+    assert reply.texts("Error/Code") == ["PreconditionFailed", "NoSuchKey"]
+    assert s3.keys(prefix) == [keys[1]]
+
+
 PART_LISTS: list[tuple[str, list[tuple[int | str, str]], int, str]] = [
     ("none", [], *MALFORMED),
     ("descending", [(2, "two"), (1, "one")], 400, "InvalidPartOrder"),

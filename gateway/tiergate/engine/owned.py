@@ -114,9 +114,7 @@ OWNED_MEMBERS: dict[str, frozenset[str]] = {
     "GetBucketLocation": frozenset({"Bucket"}),
 }
 
-MAKES_VISIBLE = frozenset(
-    {"PutObject", "CopyObject", "CompleteMultipartUpload", "RenameObject", "PostObject", "RestoreObject"}
-)
+MAKES_VISIBLE = frozenset({"PutObject", "CopyObject", "CompleteMultipartUpload", "RenameObject", "RestoreObject"})
 """Operations that make an object appear or change in the origin: forwarded, they wait for the fence."""
 
 

@@ -165,16 +165,17 @@ class Writes:
         if not 1 <= len(wanted) <= 1000 or not all(item["Key"] for item in wanted):
             raise RequestError("MalformedXML", "The XML you provided was not well-formed")
         names = [ObjectName(call.target.bucket, item["Key"]) for item in wanted]
-        plain = all(item.keys() == {"Key"} for item in wanted)
+        plain = all(item.keys() <= {"Key", "ETag"} for item in wanted)
         if bucket.versioned or not plain or "MFA" in call.params:
             return await self._through.forward_settled(call, names)
         deleted: list[dict[str, Any]] = []
         errors: list[dict[str, Any]] = []
-        for name in names:
+        for name, item in zip(names, wanted, strict=True):
             try:
                 check_key(name.key)
-                ground = await self.ground(name, WriteConditions())
-                await self._delete(name, WriteConditions(), ground)
+                conditions = WriteConditions(if_match=item.get("ETag"))
+                ground = await self.ground(name, conditions)
+                await self._delete(name, conditions, ground)
                 deleted.append({"Key": name.key})
             except TiergateError as error:
                 errors.append({"Key": name.key, "Code": error_code(error), "Message": error_message(error)})

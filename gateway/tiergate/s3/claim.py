@@ -165,7 +165,7 @@ def claim_of_header(head: Head) -> Claim:
     fields = authorization_fields(rest)
     if set(fields) != {"Credential", "SignedHeaders", "Signature"} or rest.count(",") != 2:
         raise _malformed(False, "expecting Credential, SignedHeaders and Signature.")
-    access_key, date, region = _split_credential(fields["Credential"], False)
+    access_key, date, region = split_credential(fields["Credential"], False)
     signed_headers = _split_signed_headers(fields["SignedHeaders"], False)
     payload = head.single("x-amz-content-sha256")
     if payload is None:
@@ -203,7 +203,7 @@ def claim_of_query(head: Head) -> Claim:
         )
     if given["X-Amz-Algorithm"] != ALGORITHM:
         raise _malformed(True, f'X-Amz-Algorithm only supports "{ALGORITHM}"')
-    access_key, date, region = _split_credential(given["X-Amz-Credential"], True)
+    access_key, date, region = split_credential(given["X-Amz-Credential"], True)
     if not _TIMESTAMP.fullmatch(given["X-Amz-Date"]):
         raise _malformed(True, "X-Amz-Date must be in the ISO8601 Long Format \"yyyyMMdd'T'HHmmss'Z'\"")
     payload = given.get("X-Amz-Content-Sha256") or head.single("x-amz-content-sha256") or UNSIGNED_PAYLOAD
@@ -234,7 +234,12 @@ def malformed_credential(presigned: bool, why: str) -> RequestError:
     return _malformed(presigned, f"Error parsing the X-Amz-Credential parameter; {why}" if presigned else why)
 
 
-def _split_credential(text: str, presigned: bool) -> tuple[str, str, str]:
+def split_credential(text: str, presigned: bool) -> tuple[str, str, str]:
+    """Access key, date and region of a credential scope.
+
+    Raises:
+        RequestError: AuthorizationQueryParametersError if `presigned`, else AuthorizationHeaderMalformed.
+    """
     parts = text.rsplit("/", 4)
     if len(parts) != 5 or not all(parts):
         raise malformed_credential(presigned, _EXPECTED_CREDENTIAL)

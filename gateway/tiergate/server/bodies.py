@@ -22,6 +22,10 @@ INLINE_HASH_BYTES = 64 << 10
 """Up to this much is hashed where it is: a thread would cost more."""
 
 
+SKIPPED_BYTES = 64 << 20
+"""The rest of a refused body up to which the connection is kept: reading past it costs less than a new one."""
+
+
 class ClientGoneError(ConnectionError):
     """The client closed the connection in the middle of its request: nobody is left to answer."""
 
@@ -187,3 +191,26 @@ def update_all(verifier: BodyVerifier, batch: list[bytes | memoryview]) -> None:
     """Feed the slow hashes; runs in a thread."""
     for piece in batch:
         verifier.update_expensive(piece)
+
+
+def is_spent(request: web.BaseRequest, received: WireBody | None) -> bool:
+    """Whether the connection is of no use after the answer, so that the answer must say it ends.
+
+    A client that still waits for `100 Continue` does not send its body after a final answer; what it sends next would
+    be taken for that body. Of a body in the middle only a bounded rest is worth reading past; one of unknown length may
+    be cut in the middle of its framing.
+    """
+    if (received is not None and received.timed_out) or request.content.exception() is not None:
+        return True
+    if received.awaits_continue if received is not None else awaits_continue(request):
+        return True
+    if request.content.is_eof():
+        return False
+    length = request.content_length
+    return length is None or length - request.content.total_bytes > SKIPPED_BYTES
+
+
+def abort(request: web.BaseRequest) -> None:
+    """Drop the connection with what it has not sent yet: that may be memory which is not pinned any more."""
+    if request.transport is not None:
+        request.transport.abort()

@@ -23,9 +23,12 @@ from tiergate.s3.bodyverifier import BodyVerifier, unknown_algorithms
 from tiergate.s3.chunked import ChunkedDecoder, is_chunked
 from tiergate.s3.errors import error_code, render_error
 from tiergate.s3.operations import Target, fold_headers, parse, resolve, split_target, unknown_parts
-from tiergate.s3.sigv4 import Head, SecretFor, Verified, describe
+from tiergate.s3.postpolicy import check_signature
+from tiergate.s3.sigv4 import UNSIGNED_PAYLOAD, Head, SecretFor, Verified, describe
 from tiergate.server.app import header_too_large, new_request_id, standard_headers
-from tiergate.server.bodies import CONTINUE, ClientGoneError, WireBody, awaits_continue
+from tiergate.server.bodies import CONTINUE, ClientGoneError, WireBody, abort, is_spent
+from tiergate.server.forms import OPERATION as FORM_OPERATION
+from tiergate.server.forms import form_boundary, read_form
 
 log = get_logger(__name__)
 
@@ -38,9 +41,6 @@ SEND_BYTES = 1 << 20
 COPIED_BYTES = 64 << 10
 """aiohttp waits for the socket only after more than this; smaller pieces are copied, so that a transport never holds
 a view on memory that is no longer pinned."""
-
-SKIPPED_BYTES = 64 << 20
-"""The rest of a refused body up to which the connection is kept: reading past it costs less than a new one."""
 
 METHODS = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"})
 """S3 has no others: https://docs.aws.amazon.com/AmazonS3/latest/API/API_Operations_Amazon_Simple_Storage_Service.html"""
@@ -121,8 +121,12 @@ class Pipeline:
                     story.resource = head.raw_path
                     verified, target, headers = self._admit(request, head)
                     body = self._body(request, head, verified, headers)
-                    call = await self._call(request, head, target, headers, body, story)
-                    answer = await self._service.answer(call)
+                    boundary = form_boundary(request.method, target, headers)
+                    if boundary is None:
+                        call = await self._call(request, head, target, headers, body, story)
+                        answer = await self._service.answer(call)
+                    else:
+                        answer = await self._post(body, boundary, target, headers, verified, story)
                     status = answer.status
                     return await self._send(request, answer, body, story)
                 except ClientGoneError:
@@ -163,13 +167,13 @@ class Pipeline:
             raise RequestError("ExpectationFailed")
         target = split_target(head.raw_target, request.headers.get("Host", ""), self._settings.host_suffixes)
         host_bucket = target.bucket if not head.raw_path.startswith(f"/{target.bucket}") else None
-        verified = self._verify(head, host_bucket)
         headers = fold_headers(request.headers)
+        verified = self._verify(head, host_bucket, form_boundary(request.method, target, headers) is not None)
         if verified.presigned:
             headers = headers_in_query(head) | headers
         return verified, target, headers
 
-    def _verify(self, head: Head, host_bucket: str | None) -> Verified:
+    def _verify(self, head: Head, host_bucket: str | None, is_form: bool) -> Verified:
         secret_for = self._secret_for
         if secret_for is None:
             return describe(head)
@@ -184,10 +188,38 @@ class Pipeline:
         except RequestError as refused:
             self._metrics.refused_signatures.inc(1, refused.code)
             raise
-        if verified is None:
-            self._metrics.refused_signatures.inc(1, "AccessDenied")
-            raise RequestError("AccessDenied", "Access Denied")
-        return verified
+        if verified is not None:
+            return verified
+        if is_form:
+            return Verified("", UNSIGNED_PAYLOAD)  # It is signed in its fields, if at all.
+        self._metrics.refused_signatures.inc(1, "AccessDenied")
+        raise RequestError("AccessDenied", "Access Denied")
+
+    async def _post(
+        self,
+        body: WireBody,
+        boundary: str,
+        target: Target,
+        headers: Mapping[str, str],
+        verified: Verified,
+        story: Story,
+    ) -> Answer:
+        """A browser's form upload."""
+        story.operation = FORM_OPERATION
+        secret_for = None if verified.access_key else self._secret_for
+
+        def admit(fields: Mapping[str, str]) -> None:
+            if secret_for is None:
+                return
+            try:
+                check_signature(fields, secret_for)
+            except RequestError as refused:
+                self._metrics.refused_signatures.inc(1, refused.code)
+                raise
+
+        now_s = self._clock.wall_s()
+        form = await read_form(body, boundary, target.bucket, headers, story.request_id, admit, now_s)
+        return form.answered(await self._service.answer(form.call))
 
     def _body(self, request: web.BaseRequest, head: Head, verified: Verified, headers: Mapping[str, str]) -> WireBody:
         has_length = "content-length" in headers
@@ -353,29 +385,6 @@ class Pipeline:
             log.info("refused", **(fields | {"code": code, "operation": story.operation, "resource": story.resource}))
         answer = render_error(error, story.resource, story.request_id, self._node_id)
         return self._whole(request, answer.status, answer.headers, answer.body, None, received, story)
-
-
-def is_spent(request: web.BaseRequest, received: WireBody | None) -> bool:
-    """Whether the connection is of no use after the answer, so that the answer must say it ends.
-
-    A client that still waits for `100 Continue` does not send its body after a final answer; what it sends next would
-    be taken for that body. Of a body in the middle only a bounded rest is worth reading past; one of unknown length may
-    be cut in the middle of its framing.
-    """
-    if (received is not None and received.timed_out) or request.content.exception() is not None:
-        return True
-    if received.awaits_continue if received is not None else awaits_continue(request):
-        return True
-    if request.content.is_eof():
-        return False
-    length = request.content_length
-    return length is None or length - request.content.total_bytes > SKIPPED_BYTES
-
-
-def abort(request: web.BaseRequest) -> None:
-    """Drop the connection with what it has not sent yet: that may be memory which is not pinned any more."""
-    if request.transport is not None:
-        request.transport.abort()
 
 
 def declared_length(headers: Mapping[str, str]) -> int | None:
