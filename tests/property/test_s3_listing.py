@@ -293,10 +293,16 @@ def test_list_objects_v2_output_echoes_and_renders() -> None:
     assert not {"StartAfter", "ContinuationToken", "EncodingType"} & owned.keys()
 
 
-def test_list_objects_output_has_marker_owner_and_next_marker() -> None:
-    output = list_objects_output(page_of(["a", "b c", "d"], max_keys=2), "bkt", "0 1", "url")
+def test_list_objects_output_has_marker_and_owner_and_with_a_delimiter_next_marker() -> None:
+    output = list_objects_output(page_of(["a", "b c", "d"], "/", 2), "bkt", "0 1", "url", "us")
     assert (output["Marker"], output["NextMarker"]) == ("0+1", "b+c")
     assert output["Contents"][0]["Owner"] == {"ID": "me"}
+    undivided = list_objects_output(page_of(["a", "b c", "d"], max_keys=2), "bkt")
+    assert (undivided["IsTruncated"], "NextMarker" in undivided) == (True, False)
+    nobodys = ListingPage("", "", 9, None)
+    nobodys.offer(Entry("a", 1, "e", 0))
+    assert list_objects_output(nobodys, "bkt", owner_id="us")["Contents"][0]["Owner"] == {"ID": "us"}
+    assert "Owner" not in list_objects_output(nobodys, "bkt")["Contents"][0]
     whole = list_objects_output(page_of(["a"]), "bkt")
     assert whole["Marker"] == ""
     assert not {"NextMarker", "Delimiter", "EncodingType"} & whole.keys()

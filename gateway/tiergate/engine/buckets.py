@@ -4,11 +4,15 @@ from contextlib import suppress
 
 from tiergate.engine.outage import AWAY, Outage
 from tiergate.engine.rooms import Rooms
-from tiergate.errors import MemoryFullError, NotFoundError
+from tiergate.errors import MemoryFullError, NotFoundError, OriginRefusedError
 from tiergate.model import Bucket
 
 KEPT_S = 60.0
 """How long what was learnt of a bucket is believed: the stated limit for changes behind the gateway."""
+
+
+OWNERS_LIMIT_COUNT = 10_000
+"""Buckets whose owners a process remembers."""
 
 
 class Buckets:
@@ -17,6 +21,22 @@ class Buckets:
     def __init__(self, rooms: Rooms, outage: Outage) -> None:
         self._rooms = rooms
         self._outage = outage
+        self._owners: dict[str, str] = {}
+
+    async def owner(self, name: str) -> str | None:
+        """The id of who owns the bucket, and so what the gateway writes there; None while nobody says. It never
+        changes, so it is asked for once."""
+        if name not in self._owners:
+            try:
+                owner = await self._outage.ask(name, lambda: self._rooms.origin.get_bucket_owner(name))
+            except AWAY:
+                return None
+            except OriginRefusedError:
+                owner = ""  # Who may write need not be allowed to read ACLs.
+            if len(self._owners) >= OWNERS_LIMIT_COUNT:
+                self._owners.clear()
+            self._owners[name] = owner
+        return self._owners[name] or None
 
     async def known(self, name: str) -> Bucket:
         """What the origin says of the bucket, at most `KEPT_S` old; older when the origin does not answer.

@@ -12,6 +12,7 @@ from tiergate.s3.chunked import strip_aws_chunked
 from tiergate.s3.etag import multipart_etag, opaque_etag, part_opaque_etag
 from tiergate.s3.tagging import HEADER as TAGGING_HEADER
 from tiergate.s3.tagging import parse_tagging
+from tiergate.s3.wire import decode_header_text
 
 CONTENT_HEADERS = (
     "cache-control",
@@ -30,6 +31,8 @@ KEPT_HEADERS = (
 )
 """Headers a version keeps, shows again and sends to the origin at write-back."""
 
+SSE_HEADER = "x-amz-server-side-encryption"
+
 METADATA_LIMIT_BYTES = 2048
 """https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingMetadata.html"""
 
@@ -47,9 +50,10 @@ class Description:
         """From the headers and members of PutObject, CopyObject (REPLACE) or CreateMultipartUpload.
 
         Raises:
-            RequestError: MetadataTooLarge, or as `parse_tagging`.
+            RequestError: MetadataTooLarge, or as `parse_tagging` and `check_kept`.
         """
-        kept = {name: headers[name] for name in (*CONTENT_HEADERS, *KEPT_HEADERS) if headers.get(name)}
+        given = (name for name in (*CONTENT_HEADERS, *KEPT_HEADERS) if headers.get(name))
+        kept = {name: decode_header_text(headers[name]) for name in given}
         if "content-encoding" in kept:
             encoding = strip_aws_chunked(kept["content-encoding"])
             if encoding:
@@ -58,12 +62,33 @@ class Description:
                 del kept["content-encoding"]
         if kept.get("x-amz-storage-class") == "STANDARD":
             del kept["x-amz-storage-class"]  # S3 shows no header for the default class.
+        check_kept(kept)
         metadata = dict(params.get("Metadata") or {})
         size = sum(len(name.encode()) + len(value.encode()) for name, value in metadata.items())
         if size > METADATA_LIMIT_BYTES:
             raise RequestError("MetadataTooLarge", "Your metadata headers exceed the maximum allowed metadata size")
         tags = parse_tagging(headers.get(TAGGING_HEADER, ""))
         return cls(kept, metadata, urlencode(tags, quote_via=quote))
+
+
+def check_kept(headers: Mapping[str, str]) -> None:
+    """Refuse what S3 refuses whatever the bucket is; the rest only the origin can judge.
+
+    Raises:
+        RequestError: InvalidArgument for a KMS key without KMS encryption, InvalidRedirectLocation.
+    """
+    encryption, key = headers.get(SSE_HEADER, ""), headers.get(f"{SSE_HEADER}-aws-kms-key-id")
+    if key is not None and not encryption.startswith("aws:kms"):
+        raise RequestError(
+            "InvalidArgument",
+            "Server Side Encryption with AWS KMS managed key requires HTTP header x-amz-server-side-encryption : "
+            "aws:kms",
+            argument_name=SSE_HEADER,
+            argument_value=encryption,
+        )
+    redirect = headers.get("x-amz-website-redirect-location")
+    if redirect is not None and not redirect.startswith(("http://", "https://", "/")):
+        raise RequestError("InvalidRedirectLocation")
 
 
 def put_etag(body: Body, md5_hex: str | None) -> str:

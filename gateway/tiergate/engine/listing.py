@@ -47,7 +47,8 @@ class Listings:
         marker = params.get("Marker", "")
         prefix, delimiter = params.get("Prefix", ""), params.get("Delimiter", "")
         page = await self._page(call, start_position(marker, prefix, delimiter))
-        output = list_objects_output(page, call.target.bucket, marker, params.get("EncodingType"))
+        owner = await self._buckets.owner(call.target.bucket) if page.entries else None
+        output = list_objects_output(page, call.target.bucket, marker, params.get("EncodingType"), owner)
         headers, body = render(call.operation, output)
         return Answer(200, headers, body)
 
@@ -59,13 +60,15 @@ class Listings:
         prefix, delimiter = params.get("Prefix", ""), params.get("Delimiter", "")
         position = decode_token(token) if token else start_position(start_after or "", prefix, delimiter)
         page = await self._page(call, position)
+        fetch_owner = bool(params.get("FetchOwner"))
         output = list_objects_v2_output(
             page,
             call.target.bucket,
             start_after,
             token,
-            bool(params.get("FetchOwner")),
+            fetch_owner,
             params.get("EncodingType"),
+            await self._buckets.owner(call.target.bucket) if fetch_owner and page.entries else None,
         )
         headers, body = render(call.operation, output)
         return Answer(200, headers, body)
@@ -182,8 +185,16 @@ class Listings:
                 rows.append((key, upload_id, item))
         rows.sort(key=lambda row: (order(row[0]), row[2]["Initiated"], row[1]))
         output = uploads_output(rows, params, prefix, delimiter, limit)
+        owner = await self._buckets.owner(bucket) if output["Uploads"] else None
+        for item in output["Uploads"]:
+            item.update(owned_by(owner))
         headers, body = render(call.operation, output | {"Bucket": bucket})
         return Answer(200, headers, body)
+
+
+def owned_by(owner: str | None) -> dict[str, Any]:
+    """The members of an upload that name its owner, who also began it."""
+    return {"Owner": {"ID": owner}, "Initiator": {"ID": owner}} if owner else {}
 
 
 def within_page(records: Iterable[Record], listed_prefix: str, page: OriginPage) -> list[Record]:

@@ -15,6 +15,7 @@ from tiergate.engine.digests import bodies_digest
 from tiergate.engine.ground import WriteConditions
 from tiergate.engine.identity import Description, completed_version, part_etag
 from tiergate.engine.intake import Intake, Taken
+from tiergate.engine.listing import owned_by
 from tiergate.engine.parts import (
     check_completion,
     check_part_algorithm,
@@ -226,6 +227,7 @@ class Multipart:
             "Parts": [listed_part(part) for part in page],
             "StorageClass": upload.version.headers.get("x-amz-storage-class", "STANDARD"),
         }
+        output |= owned_by(await self._buckets.owner(call.target.bucket))
         if upload.algorithm:
             output |= {"ChecksumAlgorithm": upload.algorithm.upper(), "ChecksumType": upload.checksum_type}
         headers, body = render(call.operation, output)

@@ -3,13 +3,14 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
+from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call
-from tiergate.engine.current import Current, Resolver
+from tiergate.engine.current import Current, Resolver, no_such_key
 from tiergate.engine.fills import Fills, ForeignVersionError, Source
 from tiergate.engine.outage import Outage
 from tiergate.engine.rooms import Rooms, bodies_of, log_name
 from tiergate.engine.through import Through
-from tiergate.errors import OverloadedError, RequestError, invariant
+from tiergate.errors import NotFoundError, OverloadedError, RequestError, invariant
 from tiergate.memory.memory import Pin
 from tiergate.model import BLOCK_BYTES, Body, ObjectName, State, Version
 from tiergate.s3.conditions import check_read, range_applies, read_conditions
@@ -35,8 +36,11 @@ RESPONSE_OVERRIDES = (
 class Reads:
     """The reading operations."""
 
-    def __init__(self, rooms: Rooms, resolver: Resolver, fills: Fills, through: Through, outage: Outage) -> None:
+    def __init__(
+        self, rooms: Rooms, buckets: Buckets, resolver: Resolver, fills: Fills, through: Through, outage: Outage
+    ) -> None:
         self._rooms = rooms
+        self._buckets = buckets
         self._resolver = resolver
         self._fills = fills
         self._through = through
@@ -44,7 +48,10 @@ class Reads:
 
     async def head(self, call: Call) -> Answer:
         """HeadObject: conditions, ranges and part numbers as GetObject, no body."""
-        current = await self._resolver.current(call.name)
+        try:
+            current = await self._resolver.current(call.name)
+        except NotFoundError:
+            return await self._missing(call)
         if only_origin_knows(call, current.version):
             return await self._through.forward_settled(call, [call.name])
         status, headers, start, end = self._head_of(call, current)
@@ -65,8 +72,20 @@ class Reads:
             _, (status, headers, start, end), stream = await self.open(call.name, decide, lambda head: head[2:])
         except OnlyOriginKnowsError:
             return await self._through.forward_settled(call, [call.name])
+        except NotFoundError:
+            return await self._missing(call)
         self._rooms.metrics.reads.inc(1, headers["x-tiergate-tier"])
         return Answer(status, headers, stream, end - start)
+
+    async def _missing(self, call: Call) -> Answer:
+        """What is said of a key that does not exist: in a versioned bucket the origin's answer names its delete marker.
+
+        Raises:
+            NotFoundError: NoSuchKey, NoSuchBucket.
+        """
+        if (await self._buckets.known(call.target.bucket)).versioned:
+            return await self._through.forward_settled(call, [call.name])
+        raise no_such_key(call.name)
 
     async def open(
         self, name: ObjectName, decide: Callable[[Current], T], span: Callable[[T], tuple[int, int]]

@@ -43,7 +43,7 @@ class Service:
         writes = Writes(rooms, self._buckets, resolver, intake, self._through)
         spill = Spill(rooms, self._through)
         multipart = Multipart(rooms, self._buckets, intake, self._through, writes, spill)
-        reads = Reads(rooms, resolver, self._fills, self._through, self._outage)
+        reads = Reads(rooms, self._buckets, resolver, self._fills, self._through, self._outage)
         copies = Copies(rooms, self._buckets, resolver, intake, self._through, writes)
         part_copies = PartCopies(rooms, self._buckets, intake, self._through, reads, multipart, spill)
         listings = Listings(rooms, self._buckets, self._outage)

@@ -31,6 +31,7 @@ from tiergate.model import (
 )
 from tiergate.origin.client import Condition, PutAnswer
 from tiergate.origin.stamp import described
+from tiergate.s3.checksums import HEADER_PREFIX
 from tiergate.s3.conditions import COPY_SOURCE_PREFIX, check_write, has_conditions, restated
 from tiergate.s3.copysource import parse_copy_source
 from tiergate.s3.operations import parse
@@ -75,14 +76,14 @@ class Through:
         role = self._rooms.markers.role_of(call.name, size)
         async with self.turn.taken(call.name, role, ground.start_revision):
             self._rooms.metrics.through_writes.inc(1, "memory")
-            answer = await self._put_now(call, described, ground, size, role)
-        headers = dict(answer.headers)
+            headers = await self._put_now(call, described, ground, size, role)
         headers[ACK_HEADER] = ACK_ORIGIN
         return Answer(200, headers)
 
     async def _put_now(
         self, call: Call, described: Description, ground: Ground, size_bytes: int, role: Role
-    ) -> PutAnswer:
+    ) -> dict[str, str]:
+        """Send the body, commit, and say what the origin answered."""
         seen = await self._rooms.directory.get(call.name)
         now_s = self._rooms.clock.wall_s()
         stream = CheckedBody(call.body)
@@ -108,7 +109,9 @@ class Through:
             conditional=ground.conditional,
         )
         await self.commit(call.name, self._version(draft, stream, answer), answer.etag, intent)
-        return answer
+        # Not every origin repeats what it checked.
+        checked = {f"{HEADER_PREFIX}{algorithm}": value for algorithm, value in stream.checksums.items()}
+        return checked | dict(answer.headers)
 
     def _version(self, draft: Version, stream: CheckedBody, answer: PutAnswer) -> Version:
         body = stream.body_of(draft.uid, draft.size_bytes)

@@ -358,6 +358,15 @@ class OriginClient:
             region = await self._location(name)
         return Bucket(name, region, await self._is_versioned(name), now_s)
 
+    async def get_bucket_owner(self, name: str) -> str:
+        """The id of a bucket's owner, "" where the origin names none.
+
+        Raises:
+            OriginRefusedError: NoSuchBucket, AccessDenied, NotImplemented, ...
+        """
+        document = await self._document(OriginRequest("GET", name, "", "acl="))
+        return next((owner.text("ID") for owner in document.children("Owner")), "")
+
     async def _location(self, bucket: str) -> str:
         document = await self._document(OriginRequest("GET", bucket, "", "location=", operation="GetBucketLocation"))
         # https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetBucketLocation.html

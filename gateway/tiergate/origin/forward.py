@@ -16,7 +16,7 @@ from tiergate.origin.retry import OriginBusyError, Tries
 from tiergate.origin.signing import UNSIGNED_TRAILER
 from tiergate.origin.stamp import STAMP_HEADER, parse_stamp
 from tiergate.origin.wire import OriginAnswer, Stream
-from tiergate.s3.wire import http_date, quote_etag
+from tiergate.s3.wire import decode_header_text, http_date, quote_etag
 
 __all__ = ["ForwardAnswer", "ForwardRequest", "Forwarder", "Trailer"]
 
@@ -149,7 +149,7 @@ class Forwarder:
 
 def _outgoing(request: ForwardRequest) -> OriginRequest:
     headers = _without_connection(request.headers)
-    headers = [(name, value) for name, value in headers if name.lower() not in _REPLACED]
+    headers = [(name, decode_header_text(value)) for name, value in headers if name.lower() not in _REPLACED]
     body: bytes | Stream | None
     if request.body is None or isinstance(request.body, bytes):
         headers, body = _recoded(headers, None), request.body

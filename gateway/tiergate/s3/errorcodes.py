@@ -95,6 +95,10 @@ ERROR_CODES: Mapping[str, tuple[int, str]] = {
         400,
         "The content of the form does not meet the conditions specified in the policy document.",
     ),
+    "InvalidRedirectLocation": (
+        400,
+        "The website redirect location must have a prefix of 'http://' or 'https://' or '/'.",
+    ),
     "InvalidRequest": (400, "Invalid Request"),
     "InvalidSOAPRequest": (400, "The SOAP request body is invalid."),
     "InvalidSessionException": (400, "The specified session is not valid."),

@@ -260,14 +260,19 @@ def encode_name(name: str) -> str:
 
 
 def list_objects_output(
-    page: ListingPage, bucket: str, marker: str | None = None, encoding_type: str | None = None
+    page: ListingPage,
+    bucket: str,
+    marker: str | None = None,
+    encoding_type: str | None = None,
+    owner_id: str | None = None,
 ) -> dict[str, Any]:
-    """The output of ListObjects. NextMarker is given whenever the page is truncated, not only with a
-    delimiter."""
+    """The output of ListObjects, with owners: `owner_id` is that of entries which name none. As in S3, NextMarker
+    comes with a delimiter only: without one, the last key is as good."""
     encode = _encoder(encoding_type)
-    output = _common(page, bucket, encoding_type, owner=True)
+    output = _common(page, bucket, encoding_type)
+    _add_owners(output, page, owner_id)
     output["Marker"] = encode(marker or "")
-    if page.next is not None:
+    if page.next is not None and page.delimiter:
         output["NextMarker"] = encode(page.next.after)
     return output
 
@@ -279,10 +284,13 @@ def list_objects_v2_output(
     continuation_token: str | None = None,
     fetch_owner: bool = False,
     encoding_type: str | None = None,
+    owner_id: str | None = None,
 ) -> dict[str, Any]:
-    """The output of ListObjectsV2."""
+    """The output of ListObjectsV2; with `fetch_owner` each entry has its owner, `owner_id` where it names none."""
     encode = _encoder(encoding_type)
-    output = _common(page, bucket, encoding_type, owner=fetch_owner)
+    output = _common(page, bucket, encoding_type)
+    if fetch_owner:
+        _add_owners(output, page, owner_id)
     output["KeyCount"] = page.key_count
     if start_after is not None:
         output["StartAfter"] = encode(start_after)
@@ -293,14 +301,14 @@ def list_objects_v2_output(
     return output
 
 
-def _common(page: ListingPage, bucket: str, encoding_type: str | None, owner: bool) -> dict[str, Any]:
+def _common(page: ListingPage, bucket: str, encoding_type: str | None) -> dict[str, Any]:
     encode = _encoder(encoding_type)
     output: dict[str, Any] = {
         "Name": bucket,
         "Prefix": encode(page.prefix),
         "MaxKeys": page.max_keys,
         "IsTruncated": page.truncated,
-        "Contents": [_content(entry, encode(entry.key), owner) for entry in page.entries],
+        "Contents": [_content(entry, encode(entry.key)) for entry in page.entries],
         "CommonPrefixes": [{"Prefix": encode(prefix)} for prefix in page.prefixes],
     }
     if page.delimiter:
@@ -310,8 +318,15 @@ def _common(page: ListingPage, bucket: str, encoding_type: str | None, owner: bo
     return output
 
 
-def _content(entry: Entry, name: str, owner: bool) -> dict[str, Any]:
-    content: dict[str, Any] = {
+def _add_owners(output: dict[str, Any], page: ListingPage, owner_id: str | None) -> None:
+    for entry, content in zip(page.entries, output["Contents"], strict=True):
+        owner = entry.owner_id or owner_id
+        if owner:
+            content["Owner"] = {"ID": owner}
+
+
+def _content(entry: Entry, name: str) -> dict[str, Any]:
+    return {
         "Key": name,
         "LastModified": entry.modified_s,
         "ETag": entry.etag,
@@ -319,9 +334,6 @@ def _content(entry: Entry, name: str, owner: bool) -> dict[str, Any]:
         "StorageClass": entry.storage_class,
         **entry.extras,
     }
-    if owner and entry.owner_id is not None:
-        content["Owner"] = {"ID": entry.owner_id}
-    return content
 
 
 def _encoder(encoding_type: str | None) -> Callable[[str], str]:

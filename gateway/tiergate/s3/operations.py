@@ -5,7 +5,7 @@ operations it reads from botocore's model. Headers may be any mapping of names t
 matter, and repeated headers (a multidict's items) count as one, joined by commas.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from botocore.model import ListShape
 
@@ -35,6 +35,8 @@ _COPY_SOURCE = "x-amz-copy-source"
 _CHECKSUM_PREFIX = "x-amz-checksum-"
 # A wrong encoding type is refused by `parse`: no origin is needed for that.
 _JUDGED_HERE = frozenset({"EncodingType"})
+# Some SDKs write the names of algorithms in small letters; all other values S3 takes only as they are.
+_ANY_CASE_PREFIX = "Checksum"
 
 
 def resolve(method: str, target: Target, headers: Mapping[str, str]) -> str | None:
@@ -96,11 +98,10 @@ def _knows(field: Field | None, value: str) -> bool:
     shape, values = field.shape, [value]
     if isinstance(shape, ListShape):
         shape, values = shape.member, value.split(",")
-    return field.member in _JUDGED_HERE or _among(values, servicemodel.enum_values(shape))
-
-
-def _among(values: Iterable[str], known: frozenset[str]) -> bool:
-    if not known:
+    known = servicemodel.enum_values(shape)
+    if not known or field.member in _JUDGED_HERE:
         return True
-    folded = {each.lower() for each in known}
-    return all(value.strip().lower() in folded for value in values if value.strip())
+    if field.member.startswith(_ANY_CASE_PREFIX):
+        known = frozenset(each.upper() for each in known)
+        values = [value.upper() for value in values]
+    return all(value.strip() in known for value in values)

@@ -123,7 +123,8 @@ class Pipeline:
                     body = self._body(request, head, verified, headers)
                     boundary = form_boundary(request.method, target, headers)
                     if boundary is None:
-                        call = await self._call(request, head, target, headers, body, story)
+                        signed = bool(verified.access_key)
+                        call = await self._call(request, head, target, headers, body, signed, story)
                         answer = await self._service.answer(call)
                     else:
                         answer = await self._post(body, boundary, target, headers, verified, story)
@@ -259,6 +260,7 @@ class Pipeline:
         target: Target,
         headers: dict[str, str],
         body: WireBody,
+        signed: bool,
         story: Story,
     ) -> Call:
         operation = resolve(request.method, target, headers)
@@ -271,6 +273,9 @@ class Pipeline:
             or unknown_parts(operation, target, headers)
             or unknown_algorithms(headers.items())
         )
+        if not signed and any(name.startswith("response-") for name, _ in target.query):
+            message = "Request specific response headers cannot be used for anonymous GET requests."
+            raise RequestError("InvalidRequest", message)
         document = b""
         params: dict[str, Any] = {}
         if not forwards and operation is not None:

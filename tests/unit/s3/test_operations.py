@@ -89,8 +89,9 @@ def test_unknown_parts_names_parameters_headers_and_values_the_model_lacks() -> 
     headers = {
         "x-amz-new-feature": "1",
         "x-amz-storage-class": "SUPER_COLD",
-        "x-amz-object-lock-mode": "governance",
+        "x-amz-object-lock-mode": "GOVERNANCE",
         "x-amz-website-redirect-location": "/x",
+        "x-amz-sdk-checksum-algorithm": "sha256",
     }
     found = unknown_parts("PutObject", target("/bkt/k?newthing&uploadId=u&x-amz-acl=private"), headers)
     assert found == ["newthing", "uploadId", "x-amz-acl", "x-amz-new-feature", "x-amz-storage-class"]
