@@ -5,10 +5,11 @@ from hashlib import sha256
 
 import pytest
 from tests.conformance.gateway import CLIENT, checking_node
+from tests.conformance.sides import Sides
 from tests.conformance.wire import Bucket
 
 from tiergate.testing.node import RunningNode
-from tiergate.testing.origins import MotoOrigin, ProcessOrigin
+from tiergate.testing.origins import FaultyOrigin, MotoOrigin, ProcessOrigin
 
 BUCKET = "conformance"
 
@@ -39,3 +40,11 @@ def s3(node: RunningNode) -> Bucket:
 @pytest.fixture
 def prefix(request: pytest.FixtureRequest) -> str:
     return f"t{sha256(request.node.nodeid.encode()).hexdigest()[:10]}/"
+
+
+@pytest.fixture(scope="module")
+def sides(origin: ProcessOrigin) -> Iterator[Sides]:
+    """A node of the module's own behind a proxy that can hold its requests."""
+    with FaultyOrigin(origin.endpoint) as proxy, checking_node(origin, "--origin", proxy.endpoint) as running:
+        yield Sides(running, origin, proxy)
+        assert running.metric("tiergate_http_broken_invariants_total") == 0, running.log_tail()

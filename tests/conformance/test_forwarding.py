@@ -1,7 +1,9 @@
-"""What the gateway does not own is the origin's word: the same through the gateway as asked directly."""
+"""What the gateway does not own is the origin's to do: buckets, versions, tags, unknown headers.
 
-import re
-from collections.abc import Callable, Iterator
+That all of its answers are passed on as they are, test_forwarding_model shows.
+"""
+
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,22 +13,6 @@ from tests.conformance.wire import Ask, Bucket, query_of
 from tiergate.testing.node import RunningNode
 from tiergate.testing.origins import ProcessOrigin
 
-Act = Callable[[Any, str, str], Any]
-VOLATILE = {
-    "Date",
-    "LastModified",
-    "CreationDate",
-    "RequestId",
-    "HostId",
-    "ResponseMetadata",
-    "VersionId",
-    "NextVersionIdMarker",
-    "UploadId",
-}
-UNLIKE = re.compile(
-    r"^(date|server|connection|content-length|last-modified|x-amz-(request-id|id-2|version-id)|x-amzn-requestid|x-tiergate-.*|etag|access-control-.*)$"
-)
-POLICY = '{"Version":"2012-10-17","Statement":[]}'
 TAGS = {"TagSet": [{"Key": "a", "Value": "b c"}]}
 
 
@@ -35,113 +21,6 @@ def clients(node: RunningNode, origin: ProcessOrigin) -> Iterator[tuple[Any, Any
     direct = origin.client()
     yield node.client(), direct
     direct.close()
-
-
-def outcome(act: Callable[[], Any]) -> tuple[int, Any, dict[str, str]]:
-    """Status, content and telling headers of a call, or of its error."""
-    try:
-        answer: Any = act()
-    except ClientError as error:
-        answer = error.response
-    meta = answer["ResponseMetadata"]
-    if "Payload" in answer:
-        answer["Payload"] = [event for event in answer["Payload"] if "Stats" not in event]
-    headers = {name: value for name, value in meta["HTTPHeaders"].items() if not UNLIKE.match(name)}
-    return meta["HTTPStatusCode"], stable(answer), headers
-
-
-def stable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: stable(item) for name, item in value.items() if name not in VOLATILE}
-    if isinstance(value, list):
-        return [stable(item) for item in value]
-    return value
-
-
-BUCKET_ACTS: list[tuple[str, Act]] = [
-    ("put_bucket_tagging", lambda s3, b, k: s3.put_bucket_tagging(Bucket=b, Tagging=TAGS)),
-    ("get_bucket_tagging", lambda s3, b, k: s3.get_bucket_tagging(Bucket=b)),
-    ("delete_bucket_tagging", lambda s3, b, k: s3.delete_bucket_tagging(Bucket=b)),
-    ("get_bucket_tagging_of_none", lambda s3, b, k: s3.get_bucket_tagging(Bucket=b)),
-    ("put_bucket_policy", lambda s3, b, k: s3.put_bucket_policy(Bucket=b, Policy=POLICY)),
-    ("get_bucket_policy", lambda s3, b, k: s3.get_bucket_policy(Bucket=b)),
-    ("delete_bucket_policy", lambda s3, b, k: s3.delete_bucket_policy(Bucket=b)),
-    (
-        "put_bucket_lifecycle",
-        lambda s3, b, k: s3.put_bucket_lifecycle_configuration(
-            Bucket=b,
-            LifecycleConfiguration={
-                "Rules": [{"ID": "r", "Status": "Enabled", "Filter": {"Prefix": "never/"}, "Expiration": {"Days": 9}}]
-            },
-        ),
-    ),
-    ("get_bucket_lifecycle", lambda s3, b, k: s3.get_bucket_lifecycle_configuration(Bucket=b)),
-    ("delete_bucket_lifecycle", lambda s3, b, k: s3.delete_bucket_lifecycle(Bucket=b)),
-    (
-        "put_bucket_cors",
-        lambda s3, b, k: s3.put_bucket_cors(
-            Bucket=b, CORSConfiguration={"CORSRules": [{"AllowedMethods": ["GET"], "AllowedOrigins": ["*"]}]}
-        ),
-    ),
-    ("get_bucket_cors", lambda s3, b, k: s3.get_bucket_cors(Bucket=b)),
-    ("delete_bucket_cors", lambda s3, b, k: s3.delete_bucket_cors(Bucket=b)),
-    ("get_bucket_versioning", lambda s3, b, k: s3.get_bucket_versioning(Bucket=b)),
-    ("get_bucket_acl", lambda s3, b, k: s3.get_bucket_acl(Bucket=b)),
-    ("get_bucket_encryption", lambda s3, b, k: s3.get_bucket_encryption(Bucket=b)),
-    ("get_bucket_location", lambda s3, b, k: s3.get_bucket_location(Bucket=b)),
-    ("get_bucket_website_of_none", lambda s3, b, k: s3.get_bucket_website(Bucket=b)),
-    ("get_public_access_block", lambda s3, b, k: s3.get_public_access_block(Bucket=b)),
-    ("get_object_lock_configuration", lambda s3, b, k: s3.get_object_lock_configuration(Bucket=b)),
-    ("list_buckets", lambda s3, b, k: s3.list_buckets()),
-]
-
-OBJECT_ACTS: list[tuple[str, Act]] = [
-    ("put_object_tagging", lambda s3, b, k: s3.put_object_tagging(Bucket=b, Key=k, Tagging=TAGS)),
-    ("get_object_tagging", lambda s3, b, k: s3.get_object_tagging(Bucket=b, Key=k)),
-    ("delete_object_tagging", lambda s3, b, k: s3.delete_object_tagging(Bucket=b, Key=k)),
-    ("put_object_acl", lambda s3, b, k: s3.put_object_acl(Bucket=b, Key=k, ACL="public-read")),
-    ("get_object_acl", lambda s3, b, k: s3.get_object_acl(Bucket=b, Key=k)),
-    (
-        "get_object_attributes",
-        lambda s3, b, k: s3.get_object_attributes(Bucket=b, Key=k, ObjectAttributes=["ETag", "ObjectSize"]),
-    ),
-    ("list_object_versions", lambda s3, b, k: s3.list_object_versions(Bucket=b, Prefix=k)),
-    ("get_version_null", lambda s3, b, k: s3.head_object(Bucket=b, Key=k, VersionId="null")),
-    ("get_version_that_is_not", lambda s3, b, k: s3.head_object(Bucket=b, Key=k, VersionId="nope")),
-    (
-        "select",
-        lambda s3, b, k: s3.select_object_content(
-            Bucket=b,
-            Key=k,
-            Expression="SELECT * FROM S3Object",
-            ExpressionType="SQL",
-            InputSerialization={"CSV": {"FileHeaderInfo": "USE"}},
-            OutputSerialization={"JSON": {}},
-        ),
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "act"), BUCKET_ACTS, ids=[name for name, _ in BUCKET_ACTS])
-def test_operation_on_a_bucket_answers_as_the_origin(clients: tuple[Any, Any], s3: Bucket, name: str, act: Act) -> None:
-    through, direct = clients
-    assert outcome(lambda: act(through, s3.name, "")) == outcome(lambda: act(direct, s3.name, ""))
-
-
-@pytest.mark.parametrize("dirty", [True, False], ids=["dirty", "clean"])
-@pytest.mark.parametrize(("name", "act"), OBJECT_ACTS, ids=[name for name, _ in OBJECT_ACTS])
-def test_operation_on_an_object_answers_as_the_origin(
-    clients: tuple[Any, Any], node: RunningNode, s3: Bucket, prefix: str, name: str, act: Act, dirty: bool
-) -> None:
-    """On an object that is not written back yet, too: that is done first."""
-    through, direct = clients
-    key = f"{prefix}o.csv"
-    through.put_object(Bucket=s3.name, Key=key, Body=b"a,b\n1,2\n", Tagging="old=1")
-    if not dirty:
-        node.wait_settled()
-    assert outcome(lambda: act(through, s3.name, key)) == outcome(lambda: act(direct, s3.name, key))
-    assert through.get_object(Bucket=s3.name, Key=key)["Body"].read() == b"a,b\n1,2\n"
-    assert direct.get_object(Bucket=s3.name, Key=key)["Body"].read() == b"a,b\n1,2\n"
 
 
 def test_tags_put_through_the_gateway_are_in_its_answers(clients: tuple[Any, Any], s3: Bucket, prefix: str) -> None:

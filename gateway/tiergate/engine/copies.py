@@ -65,12 +65,12 @@ class Copies:
         bucket = await self._buckets.known(call.target.bucket)
         source_bucket = await self._buckets.known(source.bucket)
         if version_id is not None or bucket.versioned or source_bucket.versioned:
-            return await self._through.forward_write(call, [source, call.name])
+            return await self._through.forward_write(call, [call.name], [source])
         current = await self._resolver.current(source)
         check_copy_source(copy_source_conditions(call.params), current.etags, current.version.modified_s)
         version = await self._described(call, source, current)
         if version is None or not self._share(current, version):
-            return await self._through.forward_write(call, [source, call.name])
+            return await self._through.forward_write(call, [call.name], [source])
         try:
             conditions = WriteConditions.of(call.params)
             ground = await self._writes.ground(call.name, conditions)

@@ -28,7 +28,7 @@ from tiergate.engine.parts import (
 )
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.spill import Spill
-from tiergate.engine.through import Through, named_source
+from tiergate.engine.through import Through
 from tiergate.engine.writes import Writes, put_members
 from tiergate.errors import MemoryFullError, NotFoundError, RequestError
 from tiergate.model import Part, Upload, Version, new_uid
@@ -237,4 +237,25 @@ class Multipart:
         """An upload that the gateway did not begin belongs to the origin; one that it did is over."""
         if call.params["UploadId"].startswith(UPLOAD_MARK):
             raise no_such_upload(call.params["UploadId"])
-        return await self._through.forward_settled(call, [call.name, *named_source(call)])
+        return await self._through.forward_any(call)
+
+    async def keep_own(self, call: Call) -> None:
+        """Refuse what asks the origin, for the sake of something that only the origin knows, about uploads that it does
+        not have: its answer would be false.
+
+        Raises:
+            RequestError: NotImplemented.
+            NotFoundError: NoSuchUpload, for an upload of the gateway's that is over.
+        """
+        if call.operation == "ListMultipartUploads":
+            prefix = call.query("prefix") or ""
+            refused = bool(await self._rooms.directory.list_uploads(call.target.bucket, prefix))
+        else:
+            upload_id = call.query("uploadId") or ""
+            refused = upload_id.startswith(UPLOAD_MARK)
+            if refused and await self._rooms.directory.get_upload(upload_id) is None:
+                raise no_such_upload(upload_id)
+        if refused:
+            raise RequestError(
+                "NotImplemented", "This gateway carries out the upload itself; the request asks for more than it can"
+            )

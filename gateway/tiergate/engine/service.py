@@ -42,7 +42,7 @@ class Service:
         self._through = Through(rooms, self._outage, resolver)
         writes = Writes(rooms, self._buckets, resolver, intake, self._through)
         spill = Spill(rooms, self._through)
-        multipart = Multipart(rooms, self._buckets, intake, self._through, writes, spill)
+        self._multipart = multipart = Multipart(rooms, self._buckets, intake, self._through, writes, spill)
         reads = Reads(rooms, self._buckets, resolver, self._fills, self._through, self._outage)
         copies = Copies(rooms, self._buckets, resolver, intake, self._through, writes)
         part_copies = PartCopies(rooms, self._buckets, intake, self._through, reads, multipart, spill)
@@ -79,6 +79,7 @@ class Service:
         """
         operation = self._operations.get(call.operation)
         if operation is None or call.forwards or not is_owned(call.operation, call.params):
+            await self._multipart.keep_own(call)
             return await self._through.forward_any(call)
         return await operation(call)
 

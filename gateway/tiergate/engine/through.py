@@ -35,6 +35,7 @@ from tiergate.s3.checksums import HEADER_PREFIX
 from tiergate.s3.conditions import COPY_SOURCE_PREFIX, check_write, has_conditions, restated
 from tiergate.s3.copysource import parse_copy_source
 from tiergate.s3.operations import parse
+from tiergate.s3.target import percent_decode
 from tiergate.s3.wire import http_date
 from tiergate.writeback.recovery import doubt
 
@@ -200,10 +201,9 @@ class Through:
         """
         bucket, key = call.target.bucket, call.target.key
         if bucket and key:
-            names = [call.name, *named_source(call)]
             if call.operation in MAKES_VISIBLE:
-                return await self.forward_write(call, names)
-            answer = await self.forward_settled(call, names)
+                return await self.forward_write(call, [call.name, *renamed_sources(call)], named_source(call))
+            answer = await self.forward_settled(call, [call.name, *named_source(call)])
             return await self._attributes(call, answer) if call.operation == ATTRIBUTES else answer
         if call.operation == "DeleteObjects":
             document = call.document or await call.body.read(DOCUMENT_LIMIT_BYTES)
@@ -211,10 +211,8 @@ class Through:
             names = [ObjectName(bucket, item["Key"]) for item in params["Delete"]["Objects"]]
             return await self.forward_settled(replace(call, document=document), names)
         if bucket and call.method == "DELETE" and not call.target.query:
-            if any(write.kind is Kind.PUT for write in await self._rooms.directory.pending_under(bucket, "", MANY)):
-                raise RequestError("BucketNotEmpty", "The bucket you tried to delete is not empty", bucket=bucket)
-            await self.turn.settle_prefix(bucket, "")
-        elif bucket and (call.query("versions") is not None or call.operation in LISTINGS):
+            return await self._delete_bucket(call)
+        if bucket and (call.query("versions") is not None or call.operation in LISTINGS):
             await self.turn.settle_prefix(bucket, call.query("prefix") or "")
         answer = await self.forward(call)
         if bucket and call.method not in READING_METHODS:
@@ -238,6 +236,22 @@ class Through:
         headers["last-modified"] = http_date(current.version.modified_s)
         return Answer(200, headers, document)
 
+    async def _delete_bucket(self, call: Call) -> Answer:
+        """DeleteBucket; of a bucket that is gone nothing is left here either."""
+        rooms, bucket = self._rooms, call.target.bucket
+        if any(write.kind is Kind.PUT for write in await rooms.directory.pending_under(bucket, "", MANY)):
+            raise RequestError("BucketNotEmpty", "The bucket you tried to delete is not empty", bucket=bucket)
+        await self.turn.settle_prefix(bucket, "")
+        answer = await self.forward(call)
+        await rooms.directory.forget_bucket(bucket)
+        if answer.status < 300:
+            for upload in await rooms.directory.list_uploads(bucket, ""):
+                parts = await rooms.directory.abort_upload(upload.upload_id) or ()
+                rooms.memory.drop(upload.upload_id, [part.body.uid for part in parts])
+            for record in await rooms.directory.scan(bucket, "", "", MANY):
+                rooms.let_go(await rooms.directory.forget(record.name, None))
+        return answer
+
     async def forward_settled(self, call: Call, names: Sequence[ObjectName]) -> Answer:
         """Write back what is pending of `names`, pass the request on, then forget what it may have changed.
 
@@ -249,13 +263,17 @@ class Through:
             return await self.forward(call)
         return await self._changing(call, names)
 
-    async def forward_write(self, call: Call, names: Sequence[ObjectName]) -> Answer:
-        """Pass on a request that makes `call.name` visible in the origin: it waits for the fence like any write."""
+    async def forward_write(
+        self, call: Call, changed: Sequence[ObjectName], sources: Sequence[ObjectName] = ()
+    ) -> Answer:
+        """Pass on a request that makes the first of `changed` visible in the origin: it waits for the fence like any
+        write. `sources` it only reads."""
+        name = changed[0]
         start_revision = await self._rooms.directory.revision()
-        await self.turn.settle(names)
-        role = self._rooms.markers.role_of(call.name, call.body.size_bytes or 0)
-        async with self.turn.taken(call.name, role, start_revision):
-            return await self._changing(call, [call.name])
+        await self.turn.settle([*sources, *changed])
+        role = self._rooms.markers.role_of(name, call.body.size_bytes or 0)
+        async with self.turn.taken(name, role, start_revision):
+            return await self._changing(call, changed)
 
     async def _changing(self, call: Call, names: Sequence[ObjectName]) -> Answer:
         try:
@@ -266,6 +284,18 @@ class Through:
             self._rooms.wake()
         answer.headers.setdefault(ACK_HEADER, ACK_ORIGIN)
         return answer
+
+
+def renamed_sources(call: Call) -> list[ObjectName]:
+    """The object that a RenameObject moves. Its key may come with the bucket's name before it: both readings count.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/API/API_RenameObject.html
+    """
+    header = call.headers.get("x-amz-rename-source")
+    if not header:
+        return []
+    key, bucket = percent_decode(header).removeprefix("/"), call.target.bucket
+    return [ObjectName(bucket, each) for each in {key, key.removeprefix(f"{bucket}/")} if each]
 
 
 def named_source(call: Call, versions: bool = True) -> list[ObjectName]:

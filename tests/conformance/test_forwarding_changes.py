@@ -1,0 +1,132 @@
+"""What a forwarded operation changes, every later read shows; what it needs, it finds in the origin."""
+
+import pytest
+from tests.conformance.gateway import CLIENT
+from tests.conformance.sides import Sides
+from tests.conformance.wire import Ask, Bucket, Reply, Wire, part_list
+
+from tiergate.testing.origins import Gate, Hold
+
+BUCKET = "changes"
+BOUNDARY = "xYzZY"
+
+
+@pytest.fixture(scope="module")
+def s3(sides: Sides) -> Bucket:
+    assert sides.direct(Ask("PUT", f"/{BUCKET}")).status == 200
+    return Bucket(sides.node, CLIENT, BUCKET)
+
+
+def form(fields: dict[str, str], body: bytes, filename: str = "a/name.txt") -> tuple[bytes, dict[str, str]]:
+    """The body and headers of a browser's upload form."""
+    pieces = [
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
+        for name, value in fields.items()
+    ]
+    pieces.append(
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="{filename}"\r\n'
+        "Content-Type: text/plain\r\n\r\n".encode()
+    )
+    return b"".join(pieces) + body + f"\r\n--{BOUNDARY}--\r\n".encode(), {
+        "Content-Type": f"multipart/form-data; boundary={BOUNDARY}"
+    }
+
+
+def post_form(sides: Sides, fields: dict[str, str], body: bytes) -> Reply:
+    sent, headers = form(fields, body)
+    return sides.through(Ask("POST", f"/{BUCKET}", headers=headers, body=sent))
+
+
+def test_object_posted_by_a_form_replaces_what_the_node_holds(sides: Sides, s3: Bucket) -> None:
+    s3.put("form/clean", b"old")
+    sides.node.wait_settled()
+    assert s3.get("form/clean").body == b"old"
+    posted = post_form(sides, {"key": "form/clean", "Content-Type": "text/plain"}, b"posted")
+    assert posted.status in (200, 204), str(posted)
+    assert s3.get("form/clean").body == b"posted"
+    assert s3.head("form/clean").headers["content-length"] == "6"
+
+
+def test_object_posted_by_a_form_comes_after_what_is_dirty(sides: Sides, s3: Bucket) -> None:
+    gate = Gate()
+    sides.proxy.inject(Hold(gate), "PutObject", "form/dirty")
+    s3.put("form/dirty", b"old")
+    gate.wait_reached()
+    sent, headers = form({"key": "form/dirty"}, b"posted")
+    with Wire(sides.node.endpoint, CLIENT) as wire:
+        wire.send(Ask("POST", f"/{BUCKET}", headers=headers, body=sent))
+        gate.release()
+        assert wire.reply("POST").status in (200, 204)
+    assert s3.get("form/dirty").body == b"posted"
+    sides.node.wait_settled()
+    assert sides.direct(Ask("GET", f"/{BUCKET}/form/dirty")).body == b"posted"
+
+
+def test_form_without_a_key_or_a_body_is_the_origins_to_refuse(sides: Sides, s3: Bucket) -> None:
+    sent, headers = form({"acl": "private"}, b"x")
+    for body in (sent, b""):
+        ask = Ask("POST", f"/{BUCKET}", headers=headers, body=body)
+        assert sides.through(ask).status == sides.direct(ask).status
+
+
+def test_renamed_object_is_where_it_went_and_nowhere_else(sides: Sides, s3: Bucket) -> None:
+    """The origin here does not know RenameObject: what it would do is done beside it."""
+    put, renamed = Gate(), Gate()
+    s3.put("rename/new", b"there before")
+    sides.node.wait_settled()
+    assert s3.get("rename/new").body == b"there before"
+    sides.proxy.forget()
+    sides.proxy.inject(Hold(put), "PutObject", "rename/old")
+    sides.proxy.inject(Hold(renamed, after_origin=True), where=lambda seen: "renameObject" in seen.query)
+    s3.put("rename/old", b"moved")
+    put.wait_reached()
+    with Wire(sides.node.endpoint, CLIENT) as wire:
+        wire.send(Ask("PUT", s3.path("rename/new"), "renameObject=", {"x-amz-rename-source": f"/{BUCKET}/rename/old"}))
+        put.release()
+        renamed.wait_reached()
+        assert sides.direct(Ask("GET", f"/{BUCKET}/rename/old")).body == b"moved", "written back first"
+        assert sides.direct(Ask("PUT", f"/{BUCKET}/rename/new", body=b"moved")).status == 200
+        assert sides.direct(Ask("DELETE", f"/{BUCKET}/rename/old")).status == 204
+        renamed.release()
+        wire.reply("PUT")
+    assert s3.get("rename/old").status == 404
+    assert s3.get("rename/new").body == b"moved"
+
+
+OWNER = {"x-amz-expected-bucket-owner": "123456789012"}
+
+
+@pytest.mark.parametrize("headers", [OWNER, {"x-amz-request-payer": "requester"}, {"x-amz-invented": "1"}], ids=str)
+def test_part_with_what_only_the_origin_knows_is_never_taken_for_one_of_no_upload(
+    s3: Bucket, headers: dict[str, str]
+) -> None:
+    """The upload is the gateway's own: the origin cannot answer for it."""
+    upload = s3.create_upload("own/upload")
+    for method, query, body in (
+        ("PUT", {"partNumber": "1", "uploadId": upload}, b"part"),
+        ("GET", {"uploadId": upload}, b""),
+        ("POST", {"uploadId": upload}, part_list([(1, s3.part("own/upload", upload, 1, b"part"))])),
+        ("DELETE", {"uploadId": upload}, b""),
+    ):
+        reply = s3.call(method, "own/upload", body, headers, **query)
+        assert (reply.status, reply.code) == (501, "NotImplemented"), str(reply)
+    assert s3.call("GET", "", b"", headers, uploads="", prefix="own/").code == "NotImplemented"
+    assert s3.call("GET", "", b"", headers, uploads="", prefix="other/").status == 200
+    assert s3.call("DELETE", "own/upload", uploadId=upload).status == 204
+
+
+def test_bucket_made_anew_holds_nothing_of_the_one_before(sides: Sides) -> None:
+    bucket = Bucket(sides.node, CLIENT, "made-anew")
+    assert bucket.call("PUT").status == 200
+    bucket.put("o", b"first")
+    upload = bucket.create_upload("u")
+    sides.node.wait_settled()
+    bucket.delete("o")
+    sides.node.wait_settled()
+    assert bucket.call("DELETE").status == 204
+    assert bucket.get("o").code == "NoSuchBucket"
+    assert bucket.call("PUT").status == 200
+    assert bucket.get("o").code == "NoSuchKey"
+    assert bucket.keys() == []
+    assert bucket.call("GET", uploads="").texts("Upload/UploadId") == []
+    assert bucket.call("PUT", "u", b"x", partNumber="1", uploadId=upload).code == "NoSuchUpload"
