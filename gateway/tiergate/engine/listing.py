@@ -29,8 +29,12 @@ from tiergate.s3.listing import (
     start_position,
 )
 from tiergate.s3.operations import render
+from tiergate.writeback.sender import INTENT_SLACK_S
 
 CHUNK_COUNT = 1000
+
+MANY = 1 << 30
+"""More than can be pending."""
 
 
 class Listings:
@@ -173,16 +177,9 @@ class Listings:
         limit = min(params.get("MaxUploads", MAX_KEYS), MAX_KEYS)
         ours = await self._rooms.directory.list_uploads(bucket, prefix)
         rows = [(upload.name.key, upload.upload_id, upload_item(upload)) for upload in ours]
-        hidden = await self._rooms.directory.origin_upload_ids(bucket)
-        for key, upload_id, initiated_s in await self._rooms.origin.list_uploads(bucket, prefix):
-            if upload_id not in hidden:
-                item = {
-                    "Key": key,
-                    "UploadId": upload_id,
-                    "Initiated": initiated_s,
-                    "StorageClass": "STANDARD",
-                }
-                rows.append((key, upload_id, item))
+        for key, upload_id, initiated_s in await self._origins_uploads(bucket, prefix):
+            item = {"Key": key, "UploadId": upload_id, "Initiated": initiated_s, "StorageClass": "STANDARD"}
+            rows.append((key, upload_id, item))
         rows.sort(key=lambda row: (order(row[0]), row[2]["Initiated"], row[1]))
         output = uploads_output(rows, params, prefix, delimiter, limit)
         owner = await self._buckets.owner(bucket) if output["Uploads"] else None
@@ -190,6 +187,30 @@ class Listings:
             item.update(owned_by(owner))
         headers, body = render(call.operation, output | {"Bucket": bucket})
         return Answer(200, headers, body)
+
+    async def _origins_uploads(self, bucket: str, prefix: str) -> list[tuple[str, str, float]]:
+        """The origin's uploads, but those that carry write-backs. While the origin answers, one of these may begin or
+        end; its key then has a pending write before or after."""
+        directory = self._rooms.directory
+        hidden: set[str] = set()
+        since_s: dict[str, float] = {}
+
+        async def look() -> None:
+            hidden.update(await directory.origin_upload_ids(bucket))
+            for write in await directory.pending_under(bucket, prefix, MANY):
+                # An upload is noted before it is asked for, and named when the answer has come.
+                unnamed = any(not upload.upload_id for upload in (write.upload, *write.leftovers) if upload is not None)
+                key, begun_s = write.name.key, 0.0 if unnamed else write.committed_s - INTENT_SLACK_S
+                since_s[key] = min(since_s.get(key, begun_s), begun_s)
+
+        await look()
+        found = await self._rooms.origin.list_uploads(bucket, prefix)
+        await look()
+        return [
+            (key, upload_id, initiated_s)
+            for key, upload_id, initiated_s in found
+            if upload_id not in hidden and (key not in since_s or initiated_s < since_s[key])
+        ]
 
 
 def owned_by(owner: str | None) -> dict[str, Any]:

@@ -309,10 +309,13 @@ def named_source(call: Call, versions: bool = True) -> list[ObjectName]:
 def upload_headers(version: Version, call: Call) -> dict[str, str]:
     """What the origin is told of a write-through: the object's own headers, what the client proves, our stamp."""
     headers = described(version, call.name)
-    for name in call.headers:
-        if name == "content-md5" or (name.startswith("x-amz-checksum-") and name != "x-amz-checksum-mode"):
-            headers[name] = call.headers[name]
-    return headers
+    checksums = {name: value for name, value in call.headers.items() if name.startswith("x-amz-checksum-")}
+    checksums.pop("x-amz-checksum-mode", None)
+    if checksums and "x-amz-sdk-checksum-algorithm" in call.headers:
+        headers["x-amz-sdk-checksum-algorithm"] = call.headers["x-amz-sdk-checksum-algorithm"]
+    if "content-md5" in call.headers:
+        headers["content-md5"] = call.headers["content-md5"]
+    return headers | checksums
 
 
 def condition_of(name: ObjectName, seen: Seen, conditions: WriteConditions) -> Condition:

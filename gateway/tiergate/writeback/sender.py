@@ -265,7 +265,10 @@ class Sender:
     def _object_checksum(self, version: Version) -> dict[str, str]:
         if not self._settings.send_checksums or version.checksum_type != "FULL_OBJECT":
             return {}
-        return {f"x-amz-checksum-{name}": value for name, value in list(version.checksums.items())[:1]}
+        for name, value in version.checksums.items():
+            # As SDKs do: some servers keep a checksum only where both headers come.
+            return {f"x-amz-checksum-{name}": value, "x-amz-sdk-checksum-algorithm": name.upper()}
+        return {}
 
     def _part_checksum(self, part: Part) -> dict[str, str]:
         value = bodies_crc64nvme((part.body,))
