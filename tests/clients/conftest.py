@@ -1,11 +1,15 @@
-"""Stock clients against one node: each test writes and reads warm; what it left is read again from a cold node."""
+"""Stock clients against one node. Each test writes through a client and reads from each place that `readers` gives."""
 
 import os
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterator
 from hashlib import sha256
 from pathlib import Path
+from typing import Protocol
 
 import pytest
+from tests.clients.support import Record, served
 from tests.conformance.gateway import CLIENT, checking_node, restart_cold
 
 from tiergate.testing.node import RunningNode
@@ -13,14 +17,66 @@ from tiergate.testing.origins import MotoOrigin
 
 BUCKET = "clients"
 
+Environment = Callable[[], dict[str, str]]
+Readers = Callable[[], Iterator[RunningNode]]
+
+COMMAND_TIMEOUT_S = 90
+
+
+class Run(Protocol):
+    """Runs a program, found beside this Python if its name has no folder; what it wrote to stdout, or to stderr if it
+    is meant to fail."""
+
+    def __call__(self, program: str | Path, *words: str, status: int = 0, stdin: bytes = b"") -> bytes: ...
+
+
+HERE = Path(__file__).parent
+RECORD = pytest.StashKey[Record]()
+LAST = "test_support.py"
+"""Its tests look at what all others did."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    record = config.stash.setdefault(RECORD, Record())
+    for item in items:
+        mark = item.get_closest_marker("client")
+        if mark is not None and item.path.parent == HERE:
+            record.planned[mark.args[0]].add(item.nodeid)
+    if not set(HERE.glob("test_*.py")) <= {item.path for item in items}:
+        # A client's other tests may be in a file that is not run now.
+        for planned in record.planned.values():
+            planned.clear()
+    items.sort(key=lambda item: item.path == HERE / LAST)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.when == "call" and report.passed and RECORD in item.config.stash:
+        item.config.stash[RECORD].passed.add(item.nodeid)
+    return report
+
+
+@pytest.fixture(scope="session")
+def record(pytestconfig: pytest.Config) -> Record:
+    return pytestconfig.stash[RECORD]
+
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[RunningNode]:
+def flags() -> tuple[str, ...]:
+    """Further flags of the node; a module may have its own."""
+    return ()
+
+
+@pytest.fixture(scope="module")
+def node(flags: tuple[str, ...]) -> Iterator[RunningNode]:
     with MotoOrigin() as origin:
         client = origin.client()
         client.create_bucket(Bucket=BUCKET)
         client.close()
-        with checking_node(origin, "--marker-quiet", "1s") as running:
+        with checking_node(origin, "--marker-quiet", "1s", *flags) as running:
             yield running
             assert running.metric("tiergate_http_broken_invariants_total") == 0, running.log_tail()
 
@@ -31,7 +87,7 @@ def prefix(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def environment(node: RunningNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], dict[str, str]]:
+def environment(node: RunningNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Environment:
     """Sets what clients read from the environment; call it again after the node was started anew."""
 
     def apply() -> dict[str, str]:
@@ -52,12 +108,55 @@ def environment(node: RunningNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     return apply
 
 
-@pytest.fixture
-def cold(node: RunningNode, environment: Callable[[], dict[str, str]]) -> Callable[[], None]:
-    """Starts the node anew with fresh memory: all that was written comes from the origin then."""
+@pytest.fixture(autouse=True)
+def look(request: pytest.FixtureRequest, record: Record) -> Iterator[Callable[[], None]]:
+    """Notes for the client that a test drives what the node served; to be called before the node is started anew."""
+    mark = request.node.get_closest_marker("client")
+    if mark is None:
+        yield lambda: None
+        return
+    node: RunningNode = request.getfixturevalue("node")
+    before = served(node)
 
-    def restart() -> None:
+    def note() -> None:
+        record.add(mark.args[0], before, served(node))
+        before.clear()
+
+    yield note
+    note()
+
+
+@pytest.fixture
+def readers(node: RunningNode, environment: Environment, look: Callable[[], None]) -> Readers:
+    """The places where all that a test wrote must read the same, each in turn: where it was written; the same node
+    after all its processes were killed; a node whose memory is empty, which has everything from the origin. The
+    environment names the place at hand."""
+
+    def places() -> Iterator[RunningNode]:
+        yield node
+        look()
+        node.kill9()
+        node.start()
+        environment()
+        yield node
+        look()
         restart_cold(node)
         environment()
+        yield node
 
-    return restart
+    return places
+
+
+@pytest.fixture
+def run(environment: Environment) -> Run:
+    """Runs a program in the environment that names the place at hand."""
+
+    def call(program: str | Path, *words: str, status: int = 0, stdin: bytes = b"") -> bytes:
+        command = [str(Path(sys.executable).parent / program), *words]
+        done = subprocess.run(
+            command, env=environment(), input=stdin, capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False
+        )
+        assert done.returncode == status, done.stderr.decode("utf-8", "replace")[-4000:]
+        return done.stderr if status else done.stdout
+
+    return call

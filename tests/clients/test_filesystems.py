@@ -1,13 +1,12 @@
 """s3fs and pyarrow as file systems."""
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow.fs  # type: ignore[import-untyped]
 import pytest
 import s3fs  # type: ignore[import-untyped]
-from tests.clients.conftest import BUCKET
+from tests.clients.conftest import BUCKET, Readers
 from tests.conformance.gateway import CLIENT
 
 from tiergate.testing.node import RunningNode
@@ -25,7 +24,8 @@ def s3fs_of(node: RunningNode) -> Any:
     )
 
 
-def test_s3fs_puts_gets_lists_appends_and_removes(node: RunningNode, prefix: str, cold: Callable[[], None]) -> None:
+@pytest.mark.client("s3fs")
+def test_s3fs_puts_gets_lists_appends_and_removes(node: RunningNode, prefix: str, readers: Readers) -> None:
     root = f"{BUCKET}/{prefix}"
     fs = s3fs_of(node)
     big, tail = os.urandom(12 * MIB), os.urandom(1000)
@@ -48,10 +48,9 @@ def test_s3fs_puts_gets_lists_appends_and_removes(node: RunningNode, prefix: str
             file.seek(5 * MIB - 10)
             assert file.read(100) == big[5 * MIB - 10 : 5 * MIB + 90]
 
-    check(fs)
-    cold()
+    for reader in readers():
+        check(s3fs_of(reader))
     fs = s3fs_of(node)
-    check(fs)
     fs.rm(f"{root}/dir", recursive=True)
     assert not fs.exists(f"{root}/dir")
     assert not fs.exists(root)
@@ -68,7 +67,8 @@ def arrow_of(node: RunningNode) -> pyarrow.fs.S3FileSystem:
     )
 
 
-def test_pyarrow_writes_reads_lists_and_deletes(node: RunningNode, prefix: str, cold: Callable[[], None]) -> None:
+@pytest.mark.client("pyarrow")
+def test_pyarrow_writes_reads_lists_and_deletes(node: RunningNode, prefix: str, readers: Readers) -> None:
     root = f"{BUCKET}/{prefix}"
     fs = arrow_of(node)
     bodies = {"big": os.urandom(23 * MIB), "small": b"small", "empty": b""}
@@ -89,17 +89,17 @@ def test_pyarrow_writes_reads_lists_and_deletes(node: RunningNode, prefix: str, 
             assert file.read(1000) == bodies["big"][9 * MIB : 9 * MIB + 1000]
         assert reader.get_file_info(f"{root}/none").type == pyarrow.fs.FileType.NotFound
 
-    check(fs)
     fs.copy_file(f"{root}/dir/small", f"{root}/copied")
-    cold()
+    for reader in readers():
+        check(arrow_of(reader))
     fs = arrow_of(node)
-    check(fs)
     fs.move(f"{root}/copied", f"{root}/moved")
     fs.delete_dir(f"{root}/dir")
     names = [info.path for info in fs.get_file_info(pyarrow.fs.FileSelector(root, recursive=True))]
     assert names == [f"{root}/moved"]
 
 
+@pytest.mark.client("pyarrow")
 def test_pyarrow_object_is_invisible_until_it_is_closed(node: RunningNode, prefix: str) -> None:
     fs = arrow_of(node)
     stream = fs.open_output_stream(f"{BUCKET}/{prefix}/o", buffer_size=0)

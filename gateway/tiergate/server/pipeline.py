@@ -147,10 +147,11 @@ class Pipeline:
         finally:
             if body is not None:
                 await body.close()
-            self._metrics.active_requests.inc(-1)
             self._metrics.requests.inc(1, story.operation, str(status))
             took_s = self._clock.monotonic_s() - story.started_s
             self._metrics.request_seconds.observe(took_s, story.operation)
+            # Last: who sees no request in progress sees all of them counted.
+            self._metrics.active_requests.inc(-1)
 
     # -- in
     def _admit(self, request: web.BaseRequest, head: Head) -> tuple[Verified, Target, dict[str, str]]:

@@ -1,0 +1,50 @@
+"""The CRT's transfer manager, of now and of before default checksums.
+
+Over HTTP it knows no port but 80, so the node has another loopback address here.
+"""
+
+import random
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from tests.clients.conftest import BUCKET, Readers, Run
+from tests.clients.environments import python_of
+
+DRIVER = Path(__file__).parent / "drivers" / "crt_transfer.py"
+PORT = 80
+TRIES_COUNT = 20
+
+
+@pytest.fixture(scope="module")
+def flags() -> tuple[str, ...]:
+    for _ in range(TRIES_COUNT):
+        # Another run of these tests may have one of them.
+        address = f"127.{random.randrange(1, 255)}.{random.randrange(1, 255)}.{random.randrange(1, 255)}"
+        with socket.socket() as probe:
+            try:
+                probe.bind((address, PORT))
+            except PermissionError:
+                pytest.skip(f"this user may not listen on port {PORT}, the only one that the CRT client can reach")
+            except OSError:
+                continue
+        return ("--listen", f"{address}:{PORT}")
+    pytest.skip(f"no loopback address has port {PORT} free, the only one that the CRT client can reach")
+
+
+@pytest.mark.parametrize(
+    "environment_name",
+    [
+        pytest.param(None, marks=pytest.mark.client("CRT"), id="now"),
+        pytest.param("boto3-1.35", marks=pytest.mark.client("CRT 0.22"), id="0.22"),
+    ],
+)
+def test_crt_uploads_downloads_and_deletes(
+    environment_name: str | None, run: Run, prefix: str, readers: Readers, tmp_path: Path
+) -> None:
+    python = python_of(environment_name) if environment_name else sys.executable
+    run(python, str(DRIVER), "write", BUCKET, prefix, str(tmp_path))
+    for reader in readers():
+        run(python, str(DRIVER), "read", BUCKET, prefix, str(tmp_path))
+        assert "Contents" not in reader.client().list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/doomed")
