@@ -3,6 +3,7 @@
 import os
 import tempfile
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -50,22 +51,39 @@ def test_writers_are_refused_while_the_oldest_pending_write_is_too_old(
     node = start_node("--dirty-age-slow", "500ms", "--dirty-age-limit", "1s")
     client = node.client()
     gate = Gate()
+    upload = client.create_multipart_upload(Bucket=bucket, Key="parts")["UploadId"]
+    parts = {"Bucket": bucket, "Key": "parts", "UploadId": upload}
+    etag = client.upload_part(**parts, PartNumber=1, Body=b"part")["ETag"]
     proxy.inject(Hold(gate), operation="PutObject", key="old")
     client.put_object(Bucket=bucket, Key="old", Body=b"data")
     gate.wait_reached()
     node.wait_until("the bound", lambda: node.metric(OLDEST) > 1.0)
-    with pytest.raises(ClientError) as refused:
-        client.put_object(Bucket=bucket, Key="new", Body=b"data")
-    assert refused.value.response["Error"]["Code"] == "SlowDown"
-    answer = refused.value.response["ResponseMetadata"]
-    assert (answer["HTTPStatusCode"], int(answer["HTTPHeaders"]["retry-after"]) >= 1) == (503, True)
-    assert node.metric("tiergate_writeback_refused_writes_total") == 1
+    listed = {"Parts": [{"PartNumber": 1, "ETag": etag}]}
+    source = {"Bucket": bucket, "Key": "old"}
+    writes: list[Callable[[], object]] = [
+        lambda: client.put_object(Bucket=bucket, Key="new", Body=b"data"),
+        lambda: client.upload_part(**parts, PartNumber=2, Body=b"part"),
+        lambda: client.upload_part_copy(**parts, PartNumber=2, CopySource=source),
+        lambda: client.copy_object(Bucket=bucket, Key="copy", CopySource=source),
+        lambda: client.complete_multipart_upload(**parts, MultipartUpload=listed),
+    ]
+    for count, write in enumerate(writes, 1):
+        with pytest.raises(ClientError) as refused:
+            write()
+        assert refused.value.response["Error"]["Code"] == "SlowDown"
+        answer = refused.value.response["ResponseMetadata"]
+        assert (answer["HTTPStatusCode"], int(answer["HTTPHeaders"]["retry-after"]) >= 1) == (503, True)
+        assert node.metric("tiergate_writeback_refused_writes_total") == count
     assert body_of(client, bucket, "old") == b"data"
 
     gate.release()
     node.wait_settled()
     assert node.metric(OLDEST) == 0
     client.put_object(Bucket=bucket, Key="new", Body=b"data")
+    client.copy_object(Bucket=bucket, Key="copy", CopySource=source)
+    client.complete_multipart_upload(**parts, MultipartUpload=listed)
+    node.wait_settled()
+    assert body_of(client, bucket, "parts") == b"part"
 
 
 @pytest.mark.semantics("P9.3")

@@ -68,6 +68,7 @@ class Copies:
             return await self._through.forward_write(call, [call.name], [source])
         current = await self._resolver.current(source)
         check_copy_source(copy_source_conditions(call.params), current.etags, current.version.modified_s)
+        await self._intake.admit()
         version = await self._described(call, source, current)
         if version is None or not self._share(current, version):
             return await self._through.forward_write(call, [call.name], [source])

@@ -168,6 +168,7 @@ class Multipart:
             if finished is not None and finished.name == call.name:
                 return self._finished_answer(call, finished, listed)
             return await self.foreign(call)
+        await self._intake.admit()
         conditions = WriteConditions.of(params)
         ground = await self._writes.ground(call.name, conditions)
         held = await self._rooms.directory.list_parts(upload_id)
