@@ -15,7 +15,9 @@ from tests.conformance.steps import MANAGING, Etag, Moment, PartEtag, Source, St
 
 NO_ETAG = '"00000000000000000000000000000000"'
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
-CHOSEN = frozenset({"ResponseMetadata", "RequestId", "HostId", "Location", "Initiator", "Owner", "Bucket", "Name", "Error"})
+CHOSEN = frozenset(
+    {"ResponseMetadata", "RequestId", "HostId", "Location", "Initiator", "Owner", "Bucket", "Name", "Error"}
+)
 """Members that name the server's own affairs."""
 
 SHOWN_HEADERS = ("content-length", "content-range", "accept-ranges", "content-type", "content-encoding")
@@ -137,7 +139,9 @@ class Side:
                     return f"part {part}, try {len(known) - known[::-1].index(etag)}"
             return f"unknown part {etag}"
         known = self.etags.get(key, [])
-        return f"version {len(known) - known[::-1].index(etag)} of {key}" if etag in known else f"unknown {etag} of {key}"
+        return (
+            f"version {len(known) - known[::-1].index(etag)} of {key}" if etag in known else f"unknown {etag} of {key}"
+        )
 
 
 def joined(pages: list[Answer]) -> Answer:
@@ -185,19 +189,64 @@ def _after_marker(step: Step, one: Any, other: Any) -> bool:
 KNOWN = (
     Known("moto tells no checksum type", r".*\.ChecksumType"),
     Known("moto computes no checksum that it was not asked for", r".*\.Checksum(CRC64NVME|Algorithm)"),
-    Known("moto tells the whole object's checksum with a range", r"\.Checksum.*", when=lambda step, one, other: "Range" in step.arguments and one is None),
-    Known("moto tells the whole object's checksum with a part", r"\.Checksum.*", when=lambda step, one, other: "PartNumber" in step.arguments and one is None),
-    Known("moto takes any unit of ranges for bytes", ".*", "get_object|head_object", lambda step, one, other: step.arguments.get("Range", "").startswith("items")),
+    Known(
+        "moto tells the whole object's checksum with a range",
+        r"\.Checksum.*",
+        when=lambda step, one, other: "Range" in step.arguments and one is None,
+    ),
+    Known(
+        "moto tells the whole object's checksum with a part",
+        r"\.Checksum.*",
+        when=lambda step, one, other: "PartNumber" in step.arguments and one is None,
+    ),
+    Known(
+        "moto takes any unit of ranges for bytes",
+        ".*",
+        "get_object|head_object",
+        lambda step, one, other: step.arguments.get("Range", "").startswith("items"),
+    ),
     Known("moto lists no checksums of parts", r"\.Parts\[\d+\]\.Checksum.*", "list_parts"),
     Known("moto leaves empty or given parameters of a listing out", r"\.(Prefix|Marker|KeyMarker)", "list_.*"),
-    Known("moto's ListObjects does not encode the prefix", r"\.Prefix", "list_objects", lambda step, one, other: unquote_plus(one) == other),
+    Known(
+        "moto's ListObjects does not encode the prefix",
+        r"\.Prefix",
+        "list_objects",
+        lambda step, one, other: unquote_plus(one) == other,
+    ),
     Known("moto's ListObjects repeats prefixes", r"\.CommonPrefixes.*", "list_objects", _after_marker),
-    Known("moto takes numbers of parts for offsets", ".*", "list_parts", lambda step, one, other: {"PartNumberMarker", "MaxParts"} & step.arguments.keys()),
-    Known("moto looks at sizes before it looks at the order", r"\.code", "complete_multipart_upload", lambda step, one, other: (one, other) == ("InvalidPartOrder", "EntityTooSmall")),
+    Known(
+        "moto takes numbers of parts for offsets",
+        ".*",
+        "list_parts",
+        lambda step, one, other: {"PartNumberMarker", "MaxParts"} & step.arguments.keys(),
+    ),
+    Known(
+        "moto looks at sizes before it looks at the order",
+        r"\.code",
+        "complete_multipart_upload",
+        lambda step, one, other: (one, other) == ("InvalidPartOrder", "EntityTooSmall"),
+    ),
     Known("moto has no body with some errors", r"\.code", when=lambda step, one, other: str(other).isdigit()),
-    Known("moto ignores Quiet", r"\.Deleted", "delete_objects", lambda step, one, other: step.arguments["Delete"].get("Quiet") and one is None),
-    Known("moto names a version where there are none", r"\.VersionId", when=lambda step, one, other: (one, other) == (None, "null")),
-    Known("moto lets the date decide where the ETag does", ".*", "get_object|head_object", lambda step, one, other: {"IfMatch", "IfUnmodifiedSince"} <= step.arguments.keys() or {"IfNoneMatch", "IfModifiedSince"} <= step.arguments.keys()),
+    Known(
+        "moto ignores Quiet",
+        r"\.Deleted",
+        "delete_objects",
+        lambda step, one, other: step.arguments["Delete"].get("Quiet") and one is None,
+    ),
+    Known(
+        "moto names a version where there are none",
+        r"\.VersionId",
+        when=lambda step, one, other: (one, other) == (None, "null"),
+    ),
+    Known(
+        "moto lets the date decide where the ETag does",
+        ".*",
+        "get_object|head_object",
+        lambda step, one, other: (
+            {"IfMatch", "IfUnmodifiedSince"} <= step.arguments.keys()
+            or {"IfNoneMatch", "IfModifiedSince"} <= step.arguments.keys()
+        ),
+    ),
 )
 """https://docs.aws.amazon.com/AmazonS3/latest/API/ has these answers otherwise."""
 
@@ -207,7 +256,11 @@ def unknown_differences(step: Step, one: Answer, other: Answer) -> list[tuple[st
     if other["status"] == 500 and 400 <= one["status"] < 500:
         return []  # moto breaks where S3 refuses
     if "Uploads" in other:
-        other = other | {"Uploads": sorted(other["Uploads"], key=lambda each: (each["Key"].encode(), int(each["UploadId"].split()[1])))}
+        other = other | {
+            "Uploads": sorted(
+                other["Uploads"], key=lambda each: (each["Key"].encode(), int(each["UploadId"].split()[1]))
+            )
+        }
     return [
         (path, left, right)
         for path, left, right in differences(one, other)

@@ -62,13 +62,6 @@ def test_object_posted_by_a_form_comes_after_what_is_dirty(sides: Sides, s3: Buc
     assert sides.direct(Ask("GET", f"/{BUCKET}/form/dirty")).body == b"posted"
 
 
-def test_form_without_a_key_or_a_body_is_the_origins_to_refuse(sides: Sides, s3: Bucket) -> None:
-    sent, headers = form({"acl": "private"}, b"x")
-    for body in (sent, b""):
-        ask = Ask("POST", f"/{BUCKET}", headers=headers, body=body)
-        assert sides.through(ask).status == sides.direct(ask).status
-
-
 def test_renamed_object_is_where_it_went_and_nowhere_else(sides: Sides, s3: Bucket) -> None:
     """The origin here does not know RenameObject: what it would do is done beside it."""
     put, renamed = Gate(), Gate()

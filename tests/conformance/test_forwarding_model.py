@@ -4,6 +4,7 @@ not carry out: forwarded, the answer is the one the origin gives when asked dire
 Each request is sent twice, to the origin for one bucket and through the gateway for its twin.
 """
 
+import base64
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,11 +26,20 @@ from tests.conformance.wire import Ask, Reply, Wire
 
 from tiergate.engine.owned import OWNED_MEMBERS
 from tiergate.origin.stamp import STAMP_HEADER
+from tiergate.s3.checksums import block_checksum
 from tiergate.testing.origins import Gate, Hold
 
 TWINS = ("twin-a", "twin-b")
 BODY = b"a,b\n1,2\n"
-PUT_HEADERS = {"Content-Type": "text/csv", "x-amz-meta-m": "1", "x-amz-tagging": "old=1", "Cache-Control": "no-cache"}
+PUT_HEADERS = {
+    "Content-Type": "text/csv",
+    "x-amz-meta-m": "1",
+    "x-amz-tagging": "old=1",
+    "Cache-Control": "no-cache",
+    # What S3 itself computes when the client gives none; moto does not.
+    "x-amz-checksum-crc64nvme": base64.b64encode(block_checksum(BODY).to_bytes(8, "big")).decode(),
+    "x-amz-sdk-checksum-algorithm": "CRC64NVME",
+}
 
 CONNECTION = re.compile(
     r"date|server|connection|transfer-encoding|x-amz-request-id|x-amz-id-2|x-amzn-requestid|access-control-.*|x-tiergate-.*"
@@ -37,8 +47,15 @@ CONNECTION = re.compile(
 """Headers that speak of the connection, name the request, or are of moto's web server."""
 
 UNSTABLE = re.compile(rb"<(RequestId|HostId|LastModified|CreationDate|UploadId|VersionId|AccessKeyId|Expiration)>[^<]*")
-UNSTABLE_HEADERS = {"last-modified", "x-amz-version-id", "x-amz-content-sha256", "content-md5", STAMP_HEADER}
-"""moto keeps the request's x-amz-content-sha256 and content-md5 with an object and shows them."""
+UNSTABLE_HEADERS = {
+    "last-modified",
+    "x-amz-version-id",
+    "x-amz-content-sha256",
+    "x-amz-sdk-checksum-algorithm",
+    "content-md5",
+    STAMP_HEADER,
+}
+"""moto keeps headers of the request with an object and shows them."""
 
 FORWARDED = [name for name in operation_names() if name not in OWNED_MEMBERS]
 UPLOADS = {name for name in OWNED_MEMBERS if "UploadId" in members_of(name)}
