@@ -27,7 +27,14 @@ class Run(Protocol):
     """Runs a program, found beside this Python if its name has no folder; what it wrote to stdout, or to stderr if it
     is meant to fail."""
 
-    def __call__(self, program: str | Path, *words: str, status: int = 0, stdin: bytes = b"") -> bytes: ...
+    def __call__(
+        self,
+        program: str | Path,
+        *words: str,
+        status: int = 0,
+        stdin: bytes = b"",
+        timeout_s: float = COMMAND_TIMEOUT_S,
+    ) -> bytes: ...
 
 
 HERE = Path(__file__).parent
@@ -151,10 +158,12 @@ def readers(node: RunningNode, environment: Environment, look: Callable[[], None
 def run(environment: Environment) -> Run:
     """Runs a program in the environment that names the place at hand."""
 
-    def call(program: str | Path, *words: str, status: int = 0, stdin: bytes = b"") -> bytes:
+    def call(
+        program: str | Path, *words: str, status: int = 0, stdin: bytes = b"", timeout_s: float = COMMAND_TIMEOUT_S
+    ) -> bytes:
         command = [str(Path(sys.executable).parent / program), *words]
         done = subprocess.run(
-            command, env=environment(), input=stdin, capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False
+            command, env=environment(), input=stdin, capture_output=True, timeout=timeout_s, check=False
         )
         assert done.returncode == status, done.stderr.decode("utf-8", "replace")[-4000:]
         return done.stderr if status else done.stdout

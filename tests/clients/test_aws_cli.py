@@ -86,9 +86,8 @@ def test_aws_s3api_puts_gets_heads_and_copies(
         head = api("head-object", key=key)
         assert (head["ContentLength"], head["ContentType"], head["ETag"]) == (len(body), "x/y", put["ETag"])
         assert head["Metadata"] == {"step": "10"}
-        for each in (key, f"{prefix}/copy"):
-            assert api("get-object", str(target), key=each)["ETag"] == put["ETag"]
-            assert target.read_bytes() == body
+        assert api("get-object", str(target), key=f"{prefix}/copy")["ETag"] == put["ETag"]
+        assert target.read_bytes() == body
         got = api("get-object", str(target), key=key, range="bytes=1000-1999")
         assert got["ContentRange"] == f"bytes 1000-1999/{len(body)}"
         assert target.read_bytes() == body[1000:2000]
@@ -130,8 +129,8 @@ def test_aws_s3api_lists_pages_and_deletes_many(
     for _ in readers():
         pages = api("list-objects-v2", prefix=f"{prefix}/", page_size="3")
         assert [(each["Key"], each["Size"]) for each in pages["Contents"]] == [(name, 1) for name in names]
-        grouped = api("list-objects-v2", prefix=f"{prefix}/", delimiter="/")
-        assert [each["Prefix"] for each in grouped["CommonPrefixes"]] == [f"{prefix}/a/", f"{prefix}/b/"]
+    grouped = api("list-objects-v2", prefix=f"{prefix}/", delimiter="/")
+    assert [each["Prefix"] for each in grouped["CommonPrefixes"]] == [f"{prefix}/a/", f"{prefix}/b/"]
     first = api("list-objects-v2", "--no-paginate", prefix=f"{prefix}/", max_keys="5")
     assert (first["KeyCount"], first["IsTruncated"]) == (5, True)
     going_on = {"prefix": f"{prefix}/", "continuation_token": first["NextContinuationToken"]}

@@ -1,12 +1,16 @@
 """s3fs and pyarrow as file systems."""
 
+import asyncio
 import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pyarrow.fs  # type: ignore[import-untyped]
 import pytest
 import s3fs  # type: ignore[import-untyped]
-from tests.clients.conftest import BUCKET, Readers
+from tests.clients.conftest import BUCKET, Environment, Readers
 from tests.conformance.gateway import CLIENT
 
 from tiergate.testing.node import RunningNode
@@ -14,13 +18,14 @@ from tiergate.testing.node import RunningNode
 MIB = 1 << 20
 
 
-def s3fs_of(node: RunningNode) -> Any:
+def s3fs_of(node: RunningNode, **more: Any) -> Any:
     return s3fs.S3FileSystem(
         key=CLIENT.access_key,
         secret=CLIENT.secret_key,
         endpoint_url=node.endpoint,
         skip_instance_cache=True,
         use_listings_cache=False,
+        **more,
     )
 
 
@@ -54,6 +59,46 @@ def test_s3fs_puts_gets_lists_appends_and_removes(node: RunningNode, prefix: str
     fs.rm(f"{root}/dir", recursive=True)
     assert not fs.exists(f"{root}/dir")
     assert not fs.exists(root)
+
+
+@pytest.mark.client("s3fs")
+async def test_s3fs_of_an_event_loop_puts_gets_copies_and_removes(
+    node: RunningNode, prefix: str, readers: Readers, tmp_path: Path
+) -> None:
+    root = f"{BUCKET}/{prefix}"
+    big = os.urandom(12 * MIB)
+    (tmp_path / "big").write_bytes(big)
+    async with at_work(node) as fs:
+        await fs._put_file(str(tmp_path / "big"), f"{root}/big", chunksize=5 * MIB)
+        bodies = {f"{root}/{n}": os.urandom(10_000 + n) for n in range(20)}
+        await asyncio.gather(*(fs._pipe_file(path, body) for path, body in bodies.items()))
+        await fs._cp_file(f"{root}/big", f"{root}/copied")
+    bodies |= {f"{root}/big": big, f"{root}/copied": big}
+    for reader in readers():
+        async with at_work(reader) as fs:
+            assert sorted(await fs._ls(root, detail=False)) == sorted(bodies)
+            assert dict(zip(bodies, await asyncio.gather(*map(fs._cat_file, bodies)), strict=True)) == bodies
+            assert (
+                await fs._cat_file(f"{root}/big", start=5 * MIB - 10, end=5 * MIB + 10)
+                == (big[5 * MIB - 10 : 5 * MIB + 10])
+            )
+            await fs._get_file(f"{root}/copied", str(tmp_path / "got"))
+            assert (tmp_path / "got").read_bytes() == big
+            assert (await fs._info(f"{root}/big"))["size"] == len(big)
+    async with at_work(node) as fs:
+        await fs._rm(root, recursive=True)
+        assert not await fs._exists(root)
+
+
+@asynccontextmanager
+async def at_work(node: RunningNode) -> AsyncIterator[Any]:
+    """s3fs within this event loop; its session ends with the block."""
+    fs = s3fs_of(node, asynchronous=True)
+    session = await fs.set_session()
+    try:
+        yield fs
+    finally:
+        await session.close()
 
 
 def arrow_of(node: RunningNode) -> pyarrow.fs.S3FileSystem:
@@ -108,3 +153,33 @@ def test_pyarrow_object_is_invisible_until_it_is_closed(node: RunningNode, prefi
         arrow_of(node).open_input_stream(f"{BUCKET}/{prefix}/o")
     stream.close()
     assert fs.get_file_info(f"{BUCKET}/{prefix}/o").size == 11 * MIB
+
+
+WAYS: dict[str, Callable[[str, str], tuple[pyarrow.fs.FileSystem, str]]] = {
+    "explicit": lambda path, address: (
+        pyarrow.fs.S3FileSystem(endpoint_override=address, scheme="http", region="us-east-1"),
+        path,
+    ),
+    "in the URI": lambda path, address: pyarrow.fs.FileSystem.from_uri(
+        f"s3://{path}?endpoint_override={address}&scheme=http"
+    ),
+    "AWS_ENDPOINT_URL": lambda path, address: pyarrow.fs.FileSystem.from_uri(f"s3://{path}"),
+}
+"""How pyarrow can be told where the gateway is, as CLIENTS.md says it: each gives a file system and a path in it."""
+
+
+@pytest.mark.client("pyarrow")
+@pytest.mark.parametrize("way", WAYS)
+def test_pyarrow_finds_its_endpoint(
+    way: str, node: RunningNode, prefix: str, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment()
+    if way != "AWS_ENDPOINT_URL":
+        monkeypatch.delenv("AWS_ENDPOINT_URL")
+    fs, path = WAYS[way](f"{BUCKET}/{prefix}/o", node.endpoint.removeprefix("http://"))
+    assert path == f"{BUCKET}/{prefix}/o"
+    with fs.open_output_stream(path) as stream:
+        stream.write(b"weights")
+    assert node.client().get_object(Bucket=BUCKET, Key=f"{prefix}/o")["Body"].read() == b"weights"
+    with fs.open_input_stream(path) as stream:
+        assert stream.read() == b"weights"

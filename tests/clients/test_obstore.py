@@ -17,7 +17,7 @@ pytestmark = pytest.mark.client("obstore")
 MIB = 1 << 20
 
 
-def store_of(node: RunningNode, prefix: str, **config: str) -> S3Store:
+def store_of(node: RunningNode, prefix: str) -> S3Store:
     return S3Store(
         BUCKET,
         prefix=prefix,
@@ -26,7 +26,7 @@ def store_of(node: RunningNode, prefix: str, **config: str) -> S3Store:
             "access_key_id": CLIENT.access_key,
             "secret_access_key": CLIENT.secret_key,
             "region": "us-east-1",
-            **config,
+            "copy_if_not_exists": "multipart",
         },
         client_options={"allow_http": True},
     )
@@ -66,7 +66,7 @@ def test_obstore_puts_gets_ranges_copies_and_lists(node: RunningNode, prefix: st
 def test_obstore_creates_and_updates_on_conditions(node: RunningNode, prefix: str, readers: Readers) -> None:
     obstore.put(store_of(node, prefix), "pointer", b"1", mode="create")
     for reader in readers():
-        store = store_of(reader, prefix, copy_if_not_exists="multipart")
+        store = store_of(reader, prefix)
         with pytest.raises(AlreadyExistsError):
             obstore.put(store, "pointer", b"2", mode="create")
         etag = obstore.head(store, "pointer")["e_tag"]
@@ -79,6 +79,7 @@ def test_obstore_creates_and_updates_on_conditions(node: RunningNode, prefix: st
         assert bytes(obstore.get(store, "pointer").bytes()) == before + b"+"
         with pytest.raises(AlreadyExistsError):
             obstore.copy(store, "pointer", "pointer", overwrite=False)
+    store = store_of(node, prefix)
     obstore.copy(store, "pointer", "copied", overwrite=False)
     assert bytes(obstore.get(store, "copied").bytes()) == b"1+++"
 

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 import pytest
-from smart_open import open as smart_open  # type: ignore[import-untyped]
+from smart_open import open as smart_open
 from tests.clients.conftest import BUCKET, Readers
 
 from tiergate.testing.node import RunningNode

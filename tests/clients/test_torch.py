@@ -70,24 +70,23 @@ def test_dcp_saves_overwrites_and_loads_through_s3fs(node: RunningNode, prefix: 
 @pytest.mark.client("s3torchconnector")
 def test_dcp_saves_and_loads_through_s3torchconnector(node: RunningNode, prefix: str, readers: Readers) -> None:
     path = f"s3://{BUCKET}/{prefix}/step-10"
+    forced = s3torchconnector.S3ClientConfig(force_path_style=True)  # which an address needs not, but a name would
 
     def loaded() -> dict[str, Any]:
         found = empty()
         state_dict_loader.load(
-            found, storage_reader=S3StorageReader(region="us-east-1", path=path, s3client_config=forced()), no_dist=True
+            found,
+            storage_reader=S3StorageReader(region="us-east-1", path=path, s3client_config=forced),
+            no_dist=True,
         )
         return found
 
     for seed in (1, 2):
-        writer = S3StorageWriter(region="us-east-1", path=path, overwrite=True, s3client_config=forced())
+        writer = S3StorageWriter(region="us-east-1", path=path, overwrite=True, s3client_config=forced)
         state_dict_saver.save(state(seed), storage_writer=writer, no_dist=True)
         assert same(loaded(), state(seed))
     for _ in readers():
         assert same(loaded(), state(2))
-
-
-def forced() -> s3torchconnector.S3ClientConfig:
-    return s3torchconnector.S3ClientConfig(force_path_style=True)
 
 
 @pytest.mark.client("s3torchconnector")
@@ -95,13 +94,13 @@ def test_s3checkpoint_writes_and_reads(node: RunningNode, prefix: str, readers: 
     uri = f"s3://{BUCKET}/{prefix}/model.pt"
 
     def loaded() -> dict[str, Any]:
-        checkpoint = s3torchconnector.S3Checkpoint(region="us-east-1", s3client_config=forced())
+        checkpoint = s3torchconnector.S3Checkpoint(region="us-east-1")
         with checkpoint.reader(uri) as reader:
             found: dict[str, Any] = torch.load(cast(IO[bytes], reader))
         return found
 
     for seed in (1, 2):
-        with s3torchconnector.S3Checkpoint(region="us-east-1", s3client_config=forced()).writer(uri) as writer:
+        with s3torchconnector.S3Checkpoint(region="us-east-1").writer(uri) as writer:
             torch.save(state(seed), cast(IO[bytes], writer))
         assert same(loaded(), state(seed))
     for _ in readers():

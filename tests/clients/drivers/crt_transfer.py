@@ -23,7 +23,8 @@ REGION = "us-east-1"
 
 def manager() -> Any:
     session = Session()
-    credentials = BotocoreCRTCredentialsWrapper(session.get_credentials()).to_crt_credentials_provider()
+    keys: Any = session.get_credentials()
+    credentials = BotocoreCRTCredentialsWrapper(keys).to_crt_credentials_provider()
     client = create_s3_crt_client(region=REGION, crt_credentials_provider=credentials, use_ssl=False)
     return CRTTransferManager(
         client, BotocoreCRTRequestSerializer(session, {"region_name": REGION, "endpoint_url": None})
