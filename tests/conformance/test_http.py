@@ -84,6 +84,13 @@ ROWS = [
         200,
     ),
     Row("put_transfer_gzip", replace(PUT, length=None, late=[("Transfer-Encoding", "gzip")]), *BAD_REQUEST),
+    Row(
+        "put_transfer_gzip_chunked",
+        replace(PUT, length=None, late=[("Transfer-Encoding", "gzip, chunked")], body=http_chunked(b"not gzip")),
+        501,
+        "NotImplemented",
+        closes=True,
+    ),
     Row("range_multi", replace(GET, path="/conformance/fixed", headers={"Range": "bytes=0-1,3-4"}), 200),
     Row(
         "range_past_the_end",

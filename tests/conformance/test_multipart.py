@@ -231,3 +231,23 @@ def test_copy_of_what_memory_cannot_hold_arrives_all_the_same(origin: ProcessOri
         with client.get_object(Bucket="conformance", Key=f"{prefix}k")["Body"] as body:
             assert body.read() == data * 8
         small.wait_settled()
+
+
+# -- what the origin cannot be asked of the gateway's own uploads
+def test_whose_the_bucket_is_and_who_pays_is_asked_of_the_origin(s3: Bucket, prefix: str) -> None:
+    key = f"{prefix}k"
+    upload_id = s3.create_upload(key)
+    said = {"x-amz-expected-bucket-owner": "123456789012", "x-amz-request-payer": "requester"}
+    put = s3.call("PUT", key, BODY, said, partNumber="1", uploadId=upload_id)
+    assert put.status == 200, str(put)
+    assert s3.call("GET", key, b"", said, uploadId=upload_id).texts("Part/PartNumber") == ["1"]
+    assert s3.complete(key, upload_id, [(1, put.etag)], said).status == 200
+    assert s3.get(key).body == BODY
+
+
+def test_what_only_the_origin_knows_is_not_taken_for_a_lost_upload(s3: Bucket, prefix: str) -> None:
+    key = f"{prefix}k"
+    upload_id = s3.create_upload(key)
+    news = {"x-amz-new-feature": "1"}
+    refused(s3.call("PUT", key, BODY, news, partNumber="1", uploadId=upload_id), 501, "NotImplemented")
+    assert s3.call("PUT", key, BODY, partNumber="1", uploadId=upload_id).status == 200

@@ -184,3 +184,38 @@ def test_keys_that_xml_cannot_hold_are_listed_encoded_from_every_tier(
         assert len(found) == len(keys)
         assert [s3.get(key).body for key in keys] == [key.encode() for key in keys]
         node.wait_settled()
+
+
+# -- copies onto themselves
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 400),
+        ({"x-amz-metadata-directive": "COPY"}, 400),
+        ({"cache-control": "no-store"}, 400),
+        ({"x-amz-meta-a": "b"}, 400),
+        ({"x-amz-tagging-directive": "REPLACE", "x-amz-tagging": "a=b"}, 400),
+        ({"x-amz-metadata-directive": "REPLACE"}, 200),
+        ({"x-amz-storage-class": "STANDARD"}, 200),
+        ({"x-amz-storage-class": "STANDARD_IA"}, 200),
+        ({"x-amz-website-redirect-location": "/x"}, 200),
+        ({"x-amz-server-side-encryption": "AES256"}, 200),
+    ],
+)
+@pytest.mark.parametrize("is_written_back", [False, True], ids=["in_memory", "written_back"])
+def test_copy_onto_itself_must_change_something(
+    s3: Bucket, node: RunningNode, prefix: str, headers: dict[str, str], status: int, is_written_back: bool
+) -> None:
+    key = f"{prefix}k"
+    s3.put(key, BODY, {"x-amz-meta-old": "1", "content-language": "de"})
+    if is_written_back:
+        node.wait_settled()
+    reply = s3.call("PUT", key, b"", {"x-amz-copy-source": f"conformance/{key}"} | headers)
+    assert reply.status == status, str(reply)
+    assert status == 200 or reply.code == "InvalidRequest"
+    got = s3.get(key)
+    kept = headers.get("x-amz-metadata-directive") != "REPLACE"
+    assert got.body == BODY
+    assert (got.headers.get("x-amz-meta-old"), got.headers.get("content-language")) == (
+        ("1", "de") if kept else (None,) * 2
+    )

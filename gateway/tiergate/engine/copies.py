@@ -25,6 +25,11 @@ from tiergate.s3.copysource import parse_copy_source
 from tiergate.s3.etag import opaque_etag
 from tiergate.s3.operations import render
 
+CHANGES_OF_ITSELF = frozenset(
+    {"StorageClass", "WebsiteRedirectLocation", "ServerSideEncryption", "SSEKMSKeyId", "BucketKeyEnabled"}
+)
+"""What an object may be copied to itself for, beside new metadata."""
+
 LARGEST_COPY_BYTES = 5 << 30
 """https://docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html"""
 
@@ -97,7 +102,7 @@ class Copies:
         old = current.version
         replace = call.params.get("MetadataDirective") == "REPLACE"
         described = Description.of(call.headers, call.params)
-        if source == call.name and not replace and described.headers.keys() <= {"content-type"}:
+        if source == call.name and not replace and not call.params.keys() & CHANGES_OF_ITSELF:
             raise RequestError(
                 "InvalidRequest",
                 "This copy request is illegal because it is trying to copy an object to itself without changing the "

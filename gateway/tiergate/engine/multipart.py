@@ -240,23 +240,9 @@ class Multipart:
             raise no_such_upload(call.params["UploadId"])
         return await self._through.forward_any(call)
 
-    async def keep_own(self, call: Call) -> None:
-        """Refuse what asks the origin, for the sake of something that only the origin knows, about uploads that it does
-        not have: its answer would be false.
-
-        Raises:
-            RequestError: NotImplemented.
-            NotFoundError: NoSuchUpload, for an upload of the gateway's that is over.
-        """
+    async def concerns_own(self, call: Call) -> bool:
+        """Whether a request is about uploads that the gateway carries out itself, or would list some."""
         if call.operation == "ListMultipartUploads":
             prefix = call.query("prefix") or ""
-            refused = bool(await self._rooms.directory.list_uploads(call.target.bucket, prefix))
-        else:
-            upload_id = call.query("uploadId") or ""
-            refused = upload_id.startswith(UPLOAD_MARK)
-            if refused and await self._rooms.directory.get_upload(upload_id) is None:
-                raise no_such_upload(upload_id)
-        if refused:
-            raise RequestError(
-                "NotImplemented", "This gateway carries out the upload itself; the request asks for more than it can"
-            )
+            return bool(await self._rooms.directory.list_uploads(call.target.bucket, prefix))
+        return (call.query("uploadId") or "").startswith(UPLOAD_MARK)

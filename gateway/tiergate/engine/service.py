@@ -11,13 +11,14 @@ from tiergate.engine.intake import Intake
 from tiergate.engine.listing import Listings
 from tiergate.engine.multipart import Multipart
 from tiergate.engine.outage import Outage
-from tiergate.engine.owned import is_owned
+from tiergate.engine.owned import OWNED_MEMBERS, is_owned
 from tiergate.engine.partcopies import PartCopies
 from tiergate.engine.reads import Reads
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.spill import Spill
 from tiergate.engine.through import Through
 from tiergate.engine.writes import Writes
+from tiergate.errors import RequestError
 from tiergate.s3.operations import render
 
 FORWARD = "Forward"
@@ -25,6 +26,9 @@ FORWARD = "Forward"
 
 DOCUMENT_OPERATIONS = frozenset({"DeleteObjects", "CompleteMultipartUpload"})
 """Owned operations whose request has an XML document; it is read before they begin."""
+
+VOUCHED_MEMBERS = frozenset({"ExpectedBucketOwner", "RequestPayer"})
+VOUCHED_HEADERS = ("x-amz-expected-bucket-owner", "x-amz-request-payer")
 
 Operation = Callable[[Call], Awaitable[Answer]]
 
@@ -79,9 +83,24 @@ class Service:
         """
         operation = self._operations.get(call.operation)
         if operation is None or call.forwards or not is_owned(call.operation, call.params):
-            await self._multipart.keep_own(call)
-            return await self._through.forward_any(call)
+            if operation is None or not await self._multipart.concerns_own(call):
+                return await self._through.forward_any(call)
+            await self._vouched(call)
         return await operation(call)
+
+    async def _vouched(self, call: Call) -> None:
+        """An upload of the gateway's own means nothing to the origin, whose answer would be false. What a request on it
+        says beyond what is done here must be what the origin can be asked by itself: whose the bucket is, who pays.
+
+        Raises:
+            RequestError: NotImplemented for anything else.
+            OriginRefusedError: as the origin judges it.
+        """
+        beyond = call.params.keys() - OWNED_MEMBERS[call.operation]
+        if call.forwards or not beyond <= VOUCHED_MEMBERS:
+            raise RequestError("NotImplemented")
+        headers = {name: call.headers[name] for name in VOUCHED_HEADERS if name in call.headers}
+        await self._rooms.origin.check_bucket(call.target.bucket, headers)
 
     async def close(self) -> None:
         """End what runs in the background of this process."""

@@ -358,6 +358,14 @@ class OriginClient:
             region = await self._location(name)
         return Bucket(name, region, await self._is_versioned(name), now_s)
 
+    async def check_bucket(self, name: str, headers: Mapping[str, str]) -> None:
+        """Ask for a bucket under what `headers` say.
+
+        Raises:
+            OriginRefusedError: AccessDenied, where the bucket is another's or payment is refused, ...
+        """
+        await self.channel.call(OriginRequest("HEAD", name, headers=tuple(headers.items())), discard)
+
     async def get_bucket_owner(self, name: str) -> str:
         """The id of a bucket's owner, "" where the origin names none.
 

@@ -45,6 +45,9 @@ a view on memory that is no longer pinned."""
 METHODS = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"})
 """S3 has no others: https://docs.aws.amazon.com/AmazonS3/latest/API/API_Operations_Amazon_Simple_Storage_Service.html"""
 
+CHUNKED = "chunked"
+"""The only transfer coding: a body in another would be stored coded."""
+
 OWN_HEADERS = frozenset({"server", "date"})
 """They speak of the connection, which is ours also where the answer is the origin's."""
 
@@ -165,6 +168,8 @@ class Pipeline:
             raise RequestError("BadRequest", "An error occurred when parsing the HTTP request.")
         if request.method not in METHODS:
             raise RequestError("MethodNotAllowed", method=request.method, resource_type="OBJECT")
+        if request.headers.get("Transfer-Encoding", CHUNKED).strip().lower() != CHUNKED:
+            raise RequestError("NotImplemented", header="Transfer-Encoding")
         if request.headers.get("Expect", CONTINUE).lower() != CONTINUE:
             raise RequestError("ExpectationFailed")
         target = split_target(head.raw_target, request.headers.get("Host", ""), self._settings.host_suffixes)
