@@ -15,6 +15,7 @@ from tiergate.engine.digests import bodies_digest
 from tiergate.engine.ground import WriteConditions
 from tiergate.engine.identity import Description, completed_version, part_etag
 from tiergate.engine.intake import Intake, Taken
+from tiergate.engine.lasting import patient
 from tiergate.engine.listing import owned_by
 from tiergate.engine.parts import (
     check_completion,
@@ -28,7 +29,7 @@ from tiergate.engine.parts import (
 )
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.spill import Spill
-from tiergate.engine.through import Through
+from tiergate.engine.through import READING_METHODS, Through, named_source
 from tiergate.engine.writes import Writes, put_members
 from tiergate.errors import MemoryFullError, NotFoundError, RequestError
 from tiergate.model import Part, Upload, Version, new_uid
@@ -179,20 +180,24 @@ class Multipart:
         version = completed_version(upload.version, parts, modified_s, checksums, kind)
         role = self._rooms.markers.role_of(call.name, version.size_bytes)
         pairs = [(part.number, part.etag) for part in parts]
-        if any(part.spilled_etag for part in held):
-            version = await self._spill.complete(upload, version, pairs, role, ground, conditions)
-            ack = ACK_ORIGIN
-        else:
-
-            async def attempt(intent: Intent) -> Committed:
-                return await self._rooms.directory.finish_upload(upload_id, version, pairs, intent)
-
-            committed = await self._writes.guarded(call.name, role, conditions, ground, attempt)
-            self._writes.committed(version, committed)
-            ack = ACK_MEMORY
         used = {part.body.uid for part in parts}
-        self._rooms.memory.drop(upload_id, [part.body.uid for part in held if part.body.uid not in used])
-        return self._complete_answer(call, version.etag, put_members(version), ack)
+        unused = [part.body.uid for part in held if part.body.uid not in used]
+
+        async def through() -> Answer:
+            done = await self._spill.complete(upload, version, pairs, role, ground, conditions)
+            self._rooms.memory.drop(upload_id, unused)
+            return self._complete_answer(call, done.etag, put_members(done), ACK_ORIGIN)
+
+        if any(part.spilled_etag for part in held):
+            return await patient(through(), ACK_ORIGIN, call.target.resource, call.request_id)
+
+        async def attempt(intent: Intent) -> Committed:
+            return await self._rooms.directory.finish_upload(upload_id, version, pairs, intent)
+
+        committed = await self._writes.guarded(call.name, role, conditions, ground, attempt)
+        self._writes.committed(version, committed)
+        self._rooms.memory.drop(upload_id, unused)
+        return self._complete_answer(call, version.etag, put_members(version), ACK_MEMORY)
 
     def _finished_answer(self, call: Call, finished: Finished, listed: Sequence[dict[str, Any]]) -> Answer:
         again = [(item["PartNumber"], unquote(item["ETag"])) for item in listed]
@@ -238,7 +243,14 @@ class Multipart:
         """An upload that the gateway did not begin belongs to the origin; one that it did is over."""
         if call.params["UploadId"].startswith(UPLOAD_MARK):
             raise no_such_upload(call.params["UploadId"])
-        return await self._through.forward_any(call)
+        if call.operation == "CompleteMultipartUpload":
+            return await self._through.forward_write(call, [call.name])
+        # Parts change no object; the source of a copied one must be there.
+        await self._through.turn.settle(named_source(call))
+        answer = await self._through.forward(call)
+        if call.method not in READING_METHODS:
+            answer.headers.setdefault(ACK_HEADER, ACK_ORIGIN)
+        return answer
 
     async def concerns_own(self, call: Call) -> bool:
         """Whether a request is about uploads that the gateway carries out itself, or would list some."""

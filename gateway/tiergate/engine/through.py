@@ -5,6 +5,7 @@ of its key; then its bytes go to the origin as they arrive, and the acknowledgem
 """
 
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from tiergate.directory.base import Intent, Seen
@@ -14,6 +15,7 @@ from tiergate.engine.current import Current, Resolver
 from tiergate.engine.forwarding import forward
 from tiergate.engine.ground import Ground, WriteConditions
 from tiergate.engine.identity import Description
+from tiergate.engine.lasting import SettledBody
 from tiergate.engine.outage import Outage
 from tiergate.engine.owned import MAKES_VISIBLE
 from tiergate.engine.proved import CheckedBody
@@ -261,7 +263,7 @@ class Through:
         await self.turn.settle(names)
         if call.method in READING_METHODS:
             return await self.forward(call)
-        return await self._changing(call, names)
+        return await self._changing(call, names, AsyncExitStack())
 
     async def forward_write(
         self, call: Call, changed: Sequence[ObjectName], sources: Sequence[ObjectName] = ()
@@ -272,18 +274,25 @@ class Through:
         start_revision = await self._rooms.directory.revision()
         await self.turn.settle([*sources, *changed])
         role = self._rooms.markers.role_of(name, call.body.size_bytes or 0)
-        async with self.turn.taken(name, role, start_revision):
-            return await self._changing(call, changed)
+        async with AsyncExitStack() as turn:
+            await turn.enter_async_context(self.turn.taken(name, role, start_revision))
+            return await self._changing(call, changed, turn.pop_all())
 
-    async def _changing(self, call: Call, names: Sequence[ObjectName]) -> Answer:
-        try:
+    async def _changing(self, call: Call, names: Sequence[ObjectName], turn: AsyncExitStack) -> Answer:
+        """Pass a request on, forget what it may have changed, whatever became of it, and let go of its turn."""
+        async with turn:
+            turn.push_async_callback(self._forget, names)
             answer = await self.forward(call)
-        finally:
-            for name in names:
-                self._rooms.let_go(await self._rooms.directory.forget(name, None))
-            self._rooms.wake()
-        answer.headers.setdefault(ACK_HEADER, ACK_ORIGIN)
-        return answer
+            answer.headers.setdefault(ACK_HEADER, ACK_ORIGIN)
+            if answer.size_bytes is None and not isinstance(answer.body, bytes):
+                # Its length unknown, the answer may have begun before the change was done.
+                return replace(answer, body=SettledBody(answer.body, turn.pop_all().aclose))
+            return answer
+
+    async def _forget(self, names: Sequence[ObjectName]) -> None:
+        for name in names:
+            self._rooms.let_go(await self._rooms.directory.forget(name, None))
+        self._rooms.wake()
 
 
 def renamed_sources(call: Call) -> list[ObjectName]:

@@ -29,6 +29,11 @@ class Target:
     key: str
     query: tuple[tuple[str, str | None], ...]
 
+    @property
+    def resource(self) -> str:
+        """What an error says it is about."""
+        return "/" + "/".join(filter(None, (self.bucket, self.key)))
+
     def parameter(self, name: str) -> str | None:
         """The first value of query parameter `name` ("" when it has no value), or None when it is absent."""
         for known, value in self.query:
