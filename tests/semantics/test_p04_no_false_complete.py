@@ -96,6 +96,29 @@ def test_write_through_and_marker_of_its_set_never_overlap(
     assert in_turn == [f"-{marker}", shard, marker, f"-{marker}", shard, marker]
 
 
+@pytest.mark.semantics("P4.7")
+def test_completion_of_an_upload_that_is_the_origin_s_own_withdraws_marker_before(
+    node: RunningNode, s3: Any, proxy: FaultyOrigin, bucket: str
+) -> None:
+    save(s3, bucket, "s/")
+    node.wait_settled()
+    first = proxy.requests[-1].number
+    upload = {"Bucket": bucket, "Key": "s/__0_0.distcp"}
+    # An ACL is the origin's to keep, so the upload is its own.
+    upload["UploadId"] = s3.create_multipart_upload(**upload, ACL="private")["UploadId"]
+    part = s3.upload_part(**upload, PartNumber=1, Body=b"new")
+    s3.complete_multipart_upload(**upload, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]})
+    assert body_of(s3, bucket, "s/__0_0.distcp") == b"new"
+    node.wait_settled()
+    watched = ("PutObject", "DeleteObject", "CompleteMultipartUpload")
+    changes = [(seen.operation, seen.key) for seen in proxy.requests[first:] if seen.operation in watched]
+    assert changes == [
+        ("DeleteObject", f"s/{MARKER}"),
+        ("CompleteMultipartUpload", "s/__0_0.distcp"),
+        ("PutObject", f"s/{MARKER}"),
+    ]
+
+
 @pytest.mark.semantics("P4.8")
 def test_quarantined_shard_holds_back_only_its_own_marker_until_retried(
     start_node: StartNode, direct: Any, proxy: FaultyOrigin, bucket: str
