@@ -1,4 +1,4 @@
-"""Random S3 requests as data: the same steps can be taken against several servers, whatever ids and ETags these give."""
+"""Random S3 requests as data: the same can be sent to several servers, whatever ids and ETags these give."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -27,8 +27,12 @@ BIG = ("big/1", "big 2")
 EMPTY = "z"
 """The one key whose objects may have no bytes."""
 
-MANAGING = frozenset({"settle", "pause", "resume", "cold", "restart"})
-"""Steps that are no requests: they change what the node holds, and no answer."""
+MANAGING = frozenset({"settle", "pause", "resume", "cold", "kill"})
+"""Steps that are no requests: they change what the node holds, and no answer.
+
+What is not written back is held from `pause` to `resume`; `kill` ends all processes of the node, `cold` its memory too
+(uploads in progress are lost then).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,7 @@ class Steps:
         return self._random.random() < of_one
 
     def _key(self) -> str:
-        return self._one(*BIG) if self._chance(0.12) else self._one(*KEYS)
+        return self._random.choice(BIG if self._chance(0.12) else KEYS)
 
     def _body(self, key: str) -> bytes:
         """Never the same twice, so that an ETag names one version."""
@@ -164,7 +168,8 @@ class Steps:
         return found
 
     def _write_condition(self, key: str) -> dict[str, Any]:
-        return self._one({"IfNoneMatch": "*"}, {"IfMatch": Etag(key)}, {"IfMatch": Etag(key, 1)})
+        options: list[dict[str, Any]] = [{"IfNoneMatch": "*"}, {"IfMatch": Etag(key)}, {"IfMatch": Etag(key, 1)}]
+        return self._random.choice(options)
 
     def _read(self) -> Step:
         key = self._key()
@@ -273,8 +278,8 @@ class Steps:
         if named is None:
             return self._create()
         number = self._one(1, 1, 2, 2, 3)
-        size = 5 * MIB + self._one(0, 1) if number == 1 and self._chance(0.25) else self._one(1, 1000)
-        text = b"%d;" % self._count
+        size = 5 * MIB + self._one(0, 1) if number == 1 and self._chance(0.25) else self._one(6, 1000)
+        text = b"%05d;" % self._count
         body = (text * (size // len(text) + 1))[:size]
         self._parts[named["UploadId"].number][number] = size
         return Step("upload_part", named | {"PartNumber": number, "Body": body})
@@ -325,4 +330,7 @@ class Steps:
         return Step("list_multipart_uploads", arguments)
 
     def _manage(self) -> Step:
+        if self._chance(0.05):
+            self._open.clear()
+            return Step(self._one("cold", "kill"))
         return Step(self._one("settle", "pause", "pause", "resume"))

@@ -3,7 +3,7 @@
 import pytest
 from tests.conformance.gateway import CLIENT
 from tests.conformance.sides import Sides
-from tests.conformance.wire import Ask, Bucket, Reply, Wire, part_list
+from tests.conformance.wire import Ask, Bucket, Reply, Wire, crc32_of, md5_of, part_list
 
 from tiergate.testing.origins import Gate, Hold
 
@@ -84,6 +84,29 @@ def test_renamed_object_is_where_it_went_and_nowhere_else(sides: Sides, s3: Buck
         wire.reply("PUT")
     assert s3.get("rename/old").status == 404
     assert s3.get("rename/new").body == b"moved"
+
+
+def test_object_is_the_same_after_its_tags_were_changed(s3: Bucket) -> None:
+    """Its ETag is opaque, so the origin has another one."""
+    body = bytes(6 << 20)
+    put = s3.put("tagged", body, {"x-amz-checksum-crc32": crc32_of(body), "x-amz-meta-m": "1"})
+    tagging = b"<Tagging><TagSet><Tag><Key>a</Key><Value>b</Value></Tag></TagSet></Tagging>"
+
+    def shown() -> list[str]:
+        head, page = s3.head("tagged", {"x-amz-checksum-mode": "ENABLED"}), s3.page("tagged")
+        named = ("etag", "last-modified", "x-amz-checksum-crc32", "x-amz-meta-m", "content-length")
+        return (
+            [head.headers[name] for name in named] + page.texts("Contents/ETag") + page.texts("Contents/LastModified")
+        )
+
+    before = shown()
+    assert before[0] == put.etag == before[-2]
+    changed = s3.call("PUT", "tagged", tagging, {"Content-MD5": md5_of(tagging)}, tagging="")
+    assert changed.status == 200
+    assert s3.page("tagged").texts("Contents/ETag") == [put.etag], "before anybody asked for the object"
+    assert shown() == before
+    assert s3.head("tagged").headers["x-amz-tagging-count"] == "1"
+    assert s3.get("tagged").body == body
 
 
 def test_part_with_what_only_the_origin_knows_is_never_taken_for_one_of_no_upload(s3: Bucket) -> None:

@@ -21,7 +21,7 @@ from tiergate.engine.owned import MAKES_VISIBLE
 from tiergate.engine.proved import CheckedBody
 from tiergate.engine.rooms import Rooms, log_name
 from tiergate.engine.turn import Turn
-from tiergate.errors import ConflictError, OriginRefusedError, OverloadedError, RequestError
+from tiergate.errors import ConflictError, OriginRefusedError, OverloadedError, RequestError, TiergateError
 from tiergate.model import (
     UNKNOWN_BASE,
     Kind,
@@ -31,6 +31,7 @@ from tiergate.model import (
     Version,
     new_uid,
 )
+from tiergate.observe.logs import get_logger
 from tiergate.origin.client import Condition, PutAnswer
 from tiergate.origin.stamp import described
 from tiergate.s3.checksums import HEADER_PREFIX
@@ -40,6 +41,8 @@ from tiergate.s3.operations import parse
 from tiergate.s3.target import percent_decode
 from tiergate.s3.wire import http_date
 from tiergate.writeback.recovery import doubt
+
+log = get_logger(__name__)
 
 COMMIT_ATTEMPTS_COUNT = 8
 
@@ -53,6 +56,8 @@ LISTINGS = frozenset({"ListObjects", "ListObjectsV2"})
 
 ATTRIBUTES = "GetObjectAttributes"
 """It names an object's ETag in its body."""
+
+DELETIONS = frozenset({"DeleteObject", "DeleteObjects"})
 
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -281,7 +286,7 @@ class Through:
     async def _changing(self, call: Call, names: Sequence[ObjectName], turn: AsyncExitStack) -> Answer:
         """Pass a request on, forget what it may have changed, whatever became of it, and let go of its turn."""
         async with turn:
-            turn.push_async_callback(self._forget, names)
+            turn.push_async_callback(self._forget, call, names)
             answer = await self.forward(call)
             answer.headers.setdefault(ACK_HEADER, ACK_ORIGIN)
             if answer.size_bytes is None and not isinstance(answer.body, bytes):
@@ -289,10 +294,24 @@ class Through:
                 return replace(answer, body=SettledBody(answer.body, turn.pop_all().aclose))
             return answer
 
-    async def _forget(self, names: Sequence[ObjectName]) -> None:
+    async def _forget(self, call: Call, names: Sequence[ObjectName]) -> None:
+        forgotten = []
         for name in names:
-            self._rooms.let_go(await self._rooms.directory.forget(name, None))
+            version = await self._rooms.directory.forget(name, None)
+            if version is not None:
+                self._rooms.let_go(version)
+                forgotten.append(name)
         self._rooms.wake()
+        if call.operation not in DELETIONS:
+            await self._learn(forgotten)
+
+    async def _learn(self, names: Sequence[ObjectName]) -> None:
+        """Know again at once what was known: listings show the identity of what is known, else the origin's (P6)."""
+        for name in names:
+            try:
+                await self._resolver.find(name)
+            except TiergateError as error:
+                log.info("not known again", error=error, **log_name(name))
 
 
 def renamed_sources(call: Call) -> list[ObjectName]:
