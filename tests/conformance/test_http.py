@@ -89,7 +89,6 @@ ROWS = [
         replace(PUT, length=None, late=[("Transfer-Encoding", "gzip, chunked")], body=http_chunked(b"not gzip")),
         501,
         "NotImplemented",
-        closes=True,
     ),
     Row("range_multi", replace(GET, path="/conformance/fixed", headers={"Range": "bytes=0-1,3-4"}), 200),
     Row(
