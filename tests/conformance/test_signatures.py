@@ -51,6 +51,7 @@ ROWS = [
         400,
         "AuthorizationHeaderMalformed",
     ),
+    Row("empty_authorization", get(signed=False, late=[("Authorization", " ")]), *DENIED),
     Row("basic_authorization", get(signed=False, late=[("Authorization", "Basic dTpw")]), 400, "InvalidArgument"),
     Row("presigned", get(presign_s=60), 200),
     Row("presigned_put", put(presign_s=60), 200),

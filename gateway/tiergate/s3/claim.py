@@ -110,8 +110,8 @@ class Claim:
 
 
 def has_header_credentials(head: Head) -> bool:
-    """Whether there is an Authorization header, of whatever kind."""
-    return bool(head.values("authorization"))
+    """Whether there is an Authorization header, of whatever kind. An empty one says nothing."""
+    return any(value.strip() for value in head.values("authorization"))
 
 
 def has_query_credentials(head: Head) -> bool:

@@ -259,7 +259,6 @@ ERROR_CODES: Mapping[str, tuple[int, str]] = {
     "InvalidPartNumber": (416, "The requested partnumber is not satisfiable"),
     "InvalidRange": (416, "The requested range is not satisfiable"),
     # Not in S3's table: RFC 9110, section 15.5.18.
-    "ExpectationFailed": (417, "The expectation given in the Expect header cannot be met."),
     # 5xx
     "InternalError": (500, "We encountered an internal error. Please try again."),
     "NotImplemented": (501, "A header you provided implies functionality that is not implemented"),

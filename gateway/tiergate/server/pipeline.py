@@ -26,7 +26,7 @@ from tiergate.s3.operations import Target, fold_headers, parse, resolve, split_t
 from tiergate.s3.postpolicy import check_signature
 from tiergate.s3.sigv4 import UNSIGNED_PAYLOAD, Head, SecretFor, Verified, describe
 from tiergate.server.app import header_too_large, new_request_id, standard_headers
-from tiergate.server.bodies import CONTINUE, ClientGoneError, WireBody, abort, is_spent
+from tiergate.server.bodies import ClientGoneError, WireBody, abort, is_spent
 from tiergate.server.forms import OPERATION as FORM_OPERATION
 from tiergate.server.forms import form_boundary, read_form
 
@@ -170,8 +170,6 @@ class Pipeline:
             raise RequestError("MethodNotAllowed", method=request.method, resource_type="OBJECT")
         if request.headers.get("Transfer-Encoding", CHUNKED).strip().lower() != CHUNKED:
             raise RequestError("NotImplemented", header="Transfer-Encoding")
-        if request.headers.get("Expect", CONTINUE).lower() != CONTINUE:
-            raise RequestError("ExpectationFailed")
         target = split_target(head.raw_target, request.headers.get("Host", ""), self._settings.host_suffixes)
         host_bucket = target.bucket if not head.raw_path.startswith(f"/{target.bucket}") else None
         headers = fold_headers(request.headers)
