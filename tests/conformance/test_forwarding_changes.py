@@ -1,5 +1,7 @@
 """What a forwarded operation changes, every later read shows; what it needs, it finds in the origin."""
 
+from hashlib import sha256
+
 import pytest
 from tests.conformance.gateway import CLIENT
 from tests.conformance.sides import Sides
@@ -141,3 +143,66 @@ def test_bucket_made_anew_holds_nothing_of_the_one_before(sides: Sides) -> None:
     assert bucket.keys() == []
     assert bucket.call("GET", uploads="").texts("Upload/UploadId") == []
     assert bucket.call("PUT", "u", b"x", partNumber="1", uploadId=upload).code == "NoSuchUpload"
+
+
+OWNER = {"x-amz-expected-bucket-owner": "123456789012"}
+SHARDS = ("ck/__0_0.distcp", "ck/__1_0.distcp")
+MARKER = "ck/.metadata"
+ENABLED = b"<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
+
+
+@pytest.fixture
+def versioned(sides: Sides, request: pytest.FixtureRequest) -> Bucket:
+    """A versioned bucket: all writes of it are the origin's, inside their requests."""
+    bucket = Bucket(sides.node, CLIENT, f"versioned-{sha256(request.node.name.encode()).hexdigest()[:8]}")
+    assert bucket.call("PUT").status == 200
+    assert bucket.call("PUT", "", ENABLED, versioning="").status == 200
+    return bucket
+
+
+def there(sides: Sides, bucket: Bucket) -> set[str]:
+    """The keys that a reader of the origin alone sees."""
+    return set(sides.direct(Ask("GET", f"/{bucket.name}")).texts("Contents/Key"))
+
+
+def save(sides: Sides, bucket: Bucket, body: bytes) -> list[set[str]]:
+    """A set, its marker last; what was in the origin after each write."""
+    seen = []
+    for key in (*SHARDS, MARKER):
+        bucket.put(key, body)
+        seen.append(there(sides, bucket))
+    return seen
+
+
+def test_set_is_overwritten_in_place_where_all_writes_go_through(sides: Sides, versioned: Bucket) -> None:
+    """The marker that was withdrawn is not waited for longer than its set: the next one says that it is whole."""
+    whole = {*SHARDS, MARKER}
+    assert save(sides, versioned, b"first")[-1] == whole
+    assert save(sides, versioned, b"second") == [set(SHARDS), set(SHARDS), whole]
+    assert sides.direct(Ask("GET", versioned.path(MARKER))).body == b"second"
+    assert versioned.get(MARKER).body == b"second"
+
+
+@pytest.mark.parametrize("overwritten", [False, True])
+def test_set_is_deleted_marker_first_where_all_deletes_go_through(
+    sides: Sides, versioned: Bucket, overwritten: bool
+) -> None:
+    save(sides, versioned, b"first")
+    if overwritten:
+        versioned.put(SHARDS[0], b"second")
+    for key in (*SHARDS, MARKER):
+        versioned.delete(key)
+        assert MARKER not in there(sides, versioned)
+    assert there(sides, versioned) == set()
+    assert sides.node.wait_settled()["writeback"]["pending"] == 0
+    assert there(sides, versioned) == set()
+
+
+def test_set_is_deleted_marker_first_by_a_delete_with_a_header_of_its_own(sides: Sides, s3: Bucket) -> None:
+    for key in (*SHARDS, MARKER):
+        s3.put(key, b"1")
+    sides.node.wait_settled()
+    for key in (*SHARDS, MARKER):
+        assert s3.call("DELETE", key, b"", OWNER).status == 204
+        assert MARKER not in there(sides, s3)
+    assert not there(sides, s3) & {*SHARDS, MARKER}

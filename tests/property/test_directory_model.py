@@ -291,6 +291,13 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.model.entries[name] = Entry(dirty, write)
         assert found == write
 
+    @rule(name=names)
+    def settled_set(self, name: ObjectName) -> None:
+        write = self.model.owed(name)
+        if write is not None:
+            self.model.entries[name].pending = replace(write, disturbed_s=0.0)
+            self.ask(self.directory.settled_set(name, write.uid))
+
     @rule(name=names, reason=st.sampled_from(["", "refused"]))
     def quarantine(self, name: ObjectName, reason: str) -> None:
         write = self.model.owed(name)

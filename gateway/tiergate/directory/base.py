@@ -223,6 +223,11 @@ class Directory(Protocol):
         if it is no longer pending."""
         ...
 
+    async def settled_set(self, name: ObjectName, uid: str) -> None:
+        """Nothing more is to come for the marker's set: pending write `uid` was never disturbed; nothing if it is no
+        longer pending."""
+        ...
+
     async def quarantine(self, name: ObjectName, uid: str, reason: str) -> None:
         """Set aside (`reason`) or release (empty reason) a pending write; nothing if it is no longer pending."""
         ...

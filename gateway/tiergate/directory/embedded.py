@@ -255,6 +255,9 @@ class EmbeddedDirectory:
     async def withdrawn(self, name: ObjectName, uid: str) -> None:
         await self._if_owned(name, uid, lambda write: replace(write, base=NO_BASE, withdrawn=True))
 
+    async def settled_set(self, name: ObjectName, uid: str) -> None:
+        await self._if_owned(name, uid, lambda write: replace(write, disturbed_s=0.0))
+
     async def quarantine(self, name: ObjectName, uid: str, reason: str) -> None:
         await self._if_owned(name, uid, lambda write: replace(write, quarantined=reason))
 

@@ -265,7 +265,10 @@ class Through:
         Raises:
             OverloadedError: write-back did not finish in time.
         """
-        await self.turn.settle(names)
+        if call.operation in DELETIONS and not names_versions(call):
+            await self.turn.come_to_delete(names)
+        else:
+            await self.turn.settle(names)
         if call.method in READING_METHODS:
             return await self.forward(call)
         return await self._changing(call, names, AsyncExitStack())
@@ -277,7 +280,7 @@ class Through:
         write. `sources` it only reads."""
         name = changed[0]
         start_revision = await self._rooms.directory.revision()
-        await self.turn.settle([*sources, *changed])
+        await self.turn.settle([*sources, *changed[1:]])
         role = self._rooms.markers.role_of(name, call.body.size_bytes or 0)
         async with AsyncExitStack() as turn:
             await turn.enter_async_context(self.turn.taken(name, role, start_revision))
@@ -312,6 +315,11 @@ class Through:
                 await self._resolver.find(name)
             except TiergateError as error:
                 log.info("not known again", error=error, **log_name(name))
+
+
+def names_versions(call: Call) -> bool:
+    """Whether a deletion is of past versions: what is current stays."""
+    return call.query("versionId") is not None or b"<VersionId>" in call.document
 
 
 def renamed_sources(call: Call) -> list[ObjectName]:

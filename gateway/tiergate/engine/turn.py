@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
+from tiergate.directory.base import Intent
 from tiergate.engine.rooms import Rooms, log_name
 from tiergate.errors import OverloadedError
 from tiergate.model import NO_BASE, UNKNOWN_BASE, Kind, ObjectName, Pending, Role, Step, new_uid
@@ -32,6 +33,27 @@ class Turn:
         """
         for name in names:
             await self._wait(name, partial(self._is_settled, name))
+
+    async def come_to_delete(self, names: Sequence[ObjectName]) -> None:
+        """Wait until nothing is pending of any of `names`, and no marker of a set that they belong to is in the origin.
+        A marker among them that was withdrawn does not come back.
+
+        Raises:
+            OverloadedError: not in time.
+            OriginError: a marker could not be withdrawn.
+        """
+        directory, markers = self._rooms.directory, self._rooms.markers
+        for name in names:
+            await self._rooms.withdrawals.clear_way(name, deleting=True)
+        for name in names:
+            seen = await directory.get(name)
+            if seen.pending is not None and seen.pending.withdrawn:
+                now_s = self._rooms.clock.wall_s()
+                intent = Intent(markers.role_of(name, 0), seen.revision, now_s, UNKNOWN_BASE)
+                deleted = await directory.delete(name, intent)
+                self._rooms.let_go(deleted.replaced if deleted else None)
+        self._rooms.wake()
+        await self.settle(names)
 
     async def settle_prefix(self, bucket: str, prefix: str) -> None:
         """Wait until nothing is pending under a prefix.
@@ -68,6 +90,7 @@ class Turn:
             committed_s=now_s,
             size_bytes=0,
         )
+        await self._end_quiet(name)
         try:
             await self._wait(name, partial(self._begins, step, subject))
             if await self._base(name) == NO_BASE:
@@ -95,6 +118,14 @@ class Turn:
         view = PendingView(await self._rooms.directory.pending())
         mode, quiet_s = self._rooms.fence_of(subject.name), self._rooms.settings.marker_quiet_s
         return blockers(subject, view, mode, self._rooms.clock.wall_s(), quiet_s) is None
+
+    async def _end_quiet(self, name: ObjectName) -> None:
+        """A withdrawn marker stays away while more may come for its set; who speaks of the marker itself says that no
+        more does. So it need not be waited for longer than its set."""
+        pending = (await self._rooms.directory.get(name)).pending
+        if pending is not None and pending.disturbed_s:
+            await self._rooms.directory.settled_set(name, pending.uid)
+            self._rooms.wake()
 
     async def _base(self, name: ObjectName) -> str:
         record = (await self._rooms.directory.get(name)).record

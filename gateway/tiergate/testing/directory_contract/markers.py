@@ -1,5 +1,7 @@
 """Markers: disturbed, standing, withdrawn."""
 
+from dataclasses import replace
+
 from tiergate.directory.base import Directory
 from tiergate.model import (
     NO_BASE,
@@ -163,3 +165,12 @@ class Markers:
         assert await directory.persisted(MARKER, "m1", "o2", 8000.0) == make_version("m1")
         record = await record_of(directory, MARKER)
         assert (record.state, record.origin_etag, record.revision) == (State.CLEAN, "o2", revision)
+
+    async def test_settled_set_is_undisturbed_and_else_the_same(self, directory: Directory) -> None:
+        await put_clean(directory, MARKER, "m1", "o1", Role.MARKER)
+        await directory.withdraw(MARKER, "m1", 7000.0)
+        before = await pending_of(directory, MARKER)
+        await directory.settled_set(MARKER, "m0")
+        assert await pending_of(directory, MARKER) == before
+        await directory.settled_set(MARKER, "m1")
+        assert await pending_of(directory, MARKER) == replace(before, disturbed_s=0.0)
