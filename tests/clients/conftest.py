@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pytest
 from tests.clients.support import Record, served
-from tests.conformance.gateway import CLIENT, checking_node, restart_cold
+from tests.conformance.gateway import CLIENT, checking_node
 
 from tiergate.testing.node import RunningNode
 from tiergate.testing.origins import MotoOrigin
@@ -147,7 +147,7 @@ def readers(node: RunningNode, environment: Environment, look: Callable[[], None
         environment()
         yield node
         look()
-        restart_cold(node)
+        node.restart_cold()
         environment()
         yield node
 

@@ -11,7 +11,6 @@ from urllib.parse import unquote_plus
 
 from botocore.exceptions import ClientError
 from tests.conformance.answers import BROKEN, Answer, Difference
-from tests.conformance.gateway import restart_cold
 from tests.conformance.moto_answers import unknown_differences
 from tests.conformance.sides import Sides
 from tests.conformance.steps import MANAGING, Etag, Moment, PartEtag, Source, Step, Upload
@@ -203,7 +202,7 @@ class Race:
             self.sides.node.wait_settled()
             if step.method == "cold":
                 self._end_uploads()
-                restart_cold(self.sides.node)
+                self.sides.node.restart_cold()
                 self._is_cold = True
         return []
 

@@ -1,6 +1,5 @@
 """A node that checks signatures, as these tests need it."""
 
-import shutil
 from typing import Any
 
 from tests.conformance.wire import Identity
@@ -23,15 +22,3 @@ def checking_node(origin: ProcessOrigin, *flags: str, memory_limit: str = "512Mi
         secret_key=origin.secret_key,
         **more,
     )
-
-
-def restart_cold(node: RunningNode) -> None:
-    """Write everything back, then go on with fresh memory: all that was held is the origin's alone."""
-    node.wait_settled()
-    node.stop()
-    for entry in node.memory_dir.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-    node.start()

@@ -18,7 +18,6 @@ from urllib.parse import quote, unquote_plus
 import boto3.s3.transfer
 import pytest
 from botocore.exceptions import ClientError
-from tests.conformance.gateway import restart_cold
 from tests.conformance.rows import Row, check
 from tests.conformance.wire import Ask, Bucket, part_list, query_of
 
@@ -587,7 +586,7 @@ def test_unsigned_query_and_wrong_bucket_do_not_matter_to_a_repeated_completion(
 
 def test_everything_again_from_a_node_with_fresh_memory(node: RunningNode, checks: Checks) -> None:
     assert checks.all
-    restart_cold(node)
+    node.restart_cold()
     failed = []
     for name, holds in checks.all:
         try:

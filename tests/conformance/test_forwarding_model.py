@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.conformance.gateway import CLIENT, restart_cold
+from tests.conformance.gateway import CLIENT
 from tests.conformance.modelrequests import (
     VALUES,
     is_left_out,
@@ -133,7 +133,7 @@ def settled(twins: Sides) -> None:
             put(twins.direct, TWINS[0], f"{state}/{case}")
             put(twins.through, TWINS[1], f"{state}/{case}")
         if state == "cold":
-            restart_cold(twins.node)
+            twins.node.restart_cold()
     twins.node.wait_settled()
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from tests.conformance.gateway import CLIENT, checking_node, restart_cold
+from tests.conformance.gateway import CLIENT, checking_node
 from tests.conformance.rows import Row, answered
 from tests.conformance.wire import UNSIGNED, Ask, Bucket
 
@@ -101,7 +101,7 @@ def test_answer_that_the_origin_breaks_off_is_broken_off_too(origin: ProcessOrig
     ):
         s3 = Bucket(node, CLIENT, "conformance")
         s3.put(f"{prefix}o", body)
-        restart_cold(node)
+        node.restart_cold()
         faulty.inject(Truncate(1000), operation="GetObject", key=f"{prefix}o", nth=2)
         ask = Ask("GET", s3.path(f"{prefix}o"))
         with s3.wire() as wire:

@@ -34,13 +34,14 @@ from tiergate.model import (
 from tiergate.observe.logs import get_logger
 from tiergate.origin.client import Condition, PutAnswer
 from tiergate.origin.stamp import described
-from tiergate.s3.checksums import HEADER_PREFIX
+from tiergate.s3.checksums import ALGORITHMS, HEADER_PREFIX
 from tiergate.s3.conditions import COPY_SOURCE_PREFIX, check_write, has_conditions, restated
 from tiergate.s3.copysource import parse_copy_source
 from tiergate.s3.operations import parse
 from tiergate.s3.target import percent_decode
 from tiergate.s3.wire import http_date
 from tiergate.writeback.recovery import doubt
+from tiergate.writeback.sender import proof
 
 log = get_logger(__name__)
 
@@ -345,13 +346,12 @@ def named_source(call: Call, versions: bool = True) -> list[ObjectName]:
 def upload_headers(version: Version, call: Call) -> dict[str, str]:
     """What the origin is told of a write-through: the object's own headers, what the client proves, our stamp."""
     headers = described(version, call.name)
-    checksums = {name: value for name, value in call.headers.items() if name.startswith("x-amz-checksum-")}
-    checksums.pop("x-amz-checksum-mode", None)
-    if checksums and "x-amz-sdk-checksum-algorithm" in call.headers:
-        headers["x-amz-sdk-checksum-algorithm"] = call.headers["x-amz-sdk-checksum-algorithm"]
-    if "content-md5" in call.headers:
-        headers["content-md5"] = call.headers["content-md5"]
-    return headers | checksums
+    for name in call.headers:
+        if name == "content-md5":
+            headers[name] = call.headers[name]
+        elif name.startswith(HEADER_PREFIX) and name.removeprefix(HEADER_PREFIX) in ALGORITHMS:
+            headers |= proof(name.removeprefix(HEADER_PREFIX), call.headers[name])
+    return headers
 
 
 def condition_of(name: ObjectName, seen: Seen, conditions: WriteConditions) -> Condition:

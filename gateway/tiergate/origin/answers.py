@@ -6,6 +6,7 @@ from typing import Self
 
 from tiergate.errors import OriginTemporaryError
 from tiergate.origin.stamp import Stamp, read_stamp
+from tiergate.s3.checksums import COMPOSITE, FULL_OBJECT
 from tiergate.s3.wire import decode_header_text, parse_time, quote_etag, unquote_etag
 
 _META = "x-amz-meta-"
@@ -163,6 +164,10 @@ def object_of(headers: Mapping[str, str], size_bytes: int) -> OriginObject:
     checksums = {name[len(_CHECKSUM) :]: text for name, text in headers.items() if name.startswith(_CHECKSUM)}
     checksum_type = checksums.pop("type", "")
     checksums.pop("algorithm", None)  # not AWS's, but some servers name the upload's algorithm here
+    if checksums and not checksum_type:
+        # Some servers leave it out; the form of the value says it.
+        # https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-upload.html
+        checksum_type = COMPOSITE if any("-" in value for value in checksums.values()) else FULL_OBJECT
     return OriginObject(
         etag=etag,
         size_bytes=size_bytes,

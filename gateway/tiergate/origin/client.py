@@ -240,8 +240,10 @@ class OriginClient:
         parts: Sequence[tuple[int, str]],
         headers: Mapping[str, str],
         condition: Condition | None = None,
+        checksums: tuple[str, Sequence[str]] = ("", ()),
     ) -> PutAnswer:
-        """Make an object of the parts (number, ETag).
+        """Make an object of the parts (number, ETag). `checksums` are the algorithm that the upload was begun for and
+        the value of each part.
 
         Raises:
             OriginRefusedError: NoSuchUpload, InvalidPart, PreconditionFailed, ... OriginTemporaryError: an
@@ -250,7 +252,7 @@ class OriginClient:
         """
         query = encode_query([("uploadId", upload_id)])
         given = (("content-type", "application/xml"), *headers.items())
-        body = render_completion(parts)
+        body = render_completion(parts, *checksums)
         tries = Tries()
 
         async def send(conditions: tuple[tuple[str, str], ...]) -> PutAnswer:

@@ -193,11 +193,13 @@ def parse_uploads(document: Document) -> tuple[list[ListedUpload], tuple[str, st
     return uploads, (decode(document.text("NextKeyMarker")), document.text("NextUploadIdMarker"))
 
 
-def render_completion(parts: Sequence[tuple[int, str]]) -> bytes:
-    """The document that completes an upload of (number, ETag)."""
+def render_completion(parts: Sequence[tuple[int, str]], algorithm: str = "", checksums: Sequence[str] = ()) -> bytes:
+    """The document that completes an upload of (number, ETag), with each part's checksum where it was begun for one."""
+    element = f"Checksum{algorithm.upper()}"
+    values = [f"<{element}>{value}</{element}>" for value in checksums] or [""] * len(parts)
     listed = "".join(
-        f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(quote_etag(etag))}</ETag></Part>"
-        for number, etag in parts
+        f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(quote_etag(etag))}</ETag>{value}</Part>"
+        for (number, etag), value in zip(parts, values, strict=True)
     )
     return f'<CompleteMultipartUpload xmlns="{NAMESPACE}">{listed}</CompleteMultipartUpload>'.encode()
 

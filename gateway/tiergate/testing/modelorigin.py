@@ -240,6 +240,7 @@ class ModelOrigin:
         parts: Sequence[tuple[int, str]],
         headers: Mapping[str, str],
         condition: Condition | None = None,
+        checksums: tuple[str, Sequence[str]] = ("", ()),
     ) -> PutAnswer:
         def complete() -> PutAnswer:
             upload = self._upload(upload_id)

@@ -136,6 +136,17 @@ class RunningNode:
         self._end()
         self.start()
 
+    def restart_cold(self) -> None:
+        """Have everything written back, then go on with fresh memory: all that was held is the origin's alone."""
+        self.wait_settled()
+        self.stop()
+        for entry in self.memory_dir.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        self.start()
+
     def stop(self, deadline_s: float = DEADLINE_S) -> int:
         """SIGTERM, and its exit status (negative: the signal that ended it).
 

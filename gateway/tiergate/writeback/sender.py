@@ -14,14 +14,16 @@ from tiergate.directory.base import Directory
 from tiergate.errors import FencedError, IntegrityError, OriginRefusedError, OriginTemporaryError
 from tiergate.memory.memory import Memory, Pin
 from tiergate.model import NO_BASE, UNKNOWN_BASE, ObjectName, OriginUpload, Part, Pending, Version
+from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
 from tiergate.origin.client import Condition, OriginClient
 from tiergate.origin.retry import Tries
 from tiergate.origin.stamp import described
-from tiergate.s3.checksums import block_checksum, bodies_crc64nvme
+from tiergate.s3.checksums import FULL_OBJECT, HEADER_PREFIX, block_checksum, bodies_crc64nvme
 from tiergate.writeback.withdrawal import Withdrawals, bodies_of
 
 T = TypeVar("T")
+log = get_logger(__name__)
 
 SEND_BYTES = 1 << 20
 """Piece handed to a socket at a time."""
@@ -36,6 +38,10 @@ _CHANGED_CODES = frozenset({"NoSuchUpload", "ConditionalRequestConflict"})
 """Beside a failed condition: the origin's upload is gone, or another write of the key was under way.
 
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html"""
+
+_UNKNOWN_CHECKSUM_CODES = frozenset({"InvalidArgument", "InvalidRequest", "NotImplemented"})
+
+BLOCK_ALGORITHM = "crc64nvme"
 
 Visible = Callable[[Pending], AbstractAsyncContextManager[None]]
 
@@ -72,6 +78,8 @@ class Sender:
         self._clock = clock
         self._metrics = metrics
         self._settings = settings
+        self._knows: dict[str, bool] = {}
+        """Checksum algorithms that the origin took, or refused."""
 
     async def delete(self, write: Pending, visible: Visible) -> None:
         """Carry out a pending deletion.
@@ -153,25 +161,39 @@ class Sender:
         """One try; the origin's ETag, or None if the origin changed meanwhile and the ground must be taken anew."""
         condition = Condition.if_match(write.base) if write.base else Condition.if_absent()
         await self._abort_leftovers(write)
+        algorithm, kind = self._chosen(version)
         try:
             if version.multipart:
-                return await self._multipart(write, version, held, condition, visible)
+                etag = await self._multipart(write, version, held, condition, visible, algorithm, kind)
+                self._knows[algorithm] = True
+                return etag
             async with visible(write):
                 await self._clear_way(write)
                 answer = await self._origin.put_object(
                     write.name,
                     version.size_bytes,
                     stream(version.parts, held),
-                    described(version, write.name) | self._object_checksum(version),
+                    described(version, write.name) | whole_proof(version, algorithm),
                     condition,
                 )
+                self._knows[algorithm] = True
                 return answer.etag
         except OriginRefusedError as refused:
             # NoSuchKey answers an If-Match on a key that is gone by now; to a key that is to be new it is a refusal.
             is_gone = refused.code == "NoSuchKey" and write.base != NO_BASE
             if refused.status == 412 or refused.code in _CHANGED_CODES or is_gone:
                 return None
+            if self._may_not_know(algorithm, refused):
+                await self._start_over(write)
+                return None
             raise
+
+    async def _start_over(self, write: Pending) -> None:
+        """Leave no upload that goes by another checksum than the next try's."""
+        pending = (await self._directory.get(write.name)).pending
+        if pending is not None and pending.uid == write.uid and pending.upload is not None:
+            await self.abort(write.name, pending.upload)
+            await self._directory.note_upload(write.name, write.uid, None)
 
     async def _clear_way(self, write: Pending) -> None:
         if write.base != NO_BASE:
@@ -185,9 +207,11 @@ class Sender:
         held: Sequence[Pin | None],
         condition: Condition,
         visible: Visible,
+        algorithm: str,
+        kind: str,
     ) -> str:
         """The client's own parts, so that an all-exact object has S3's own ETag. Parts travel before their turn."""
-        upload_id, there = await self._resume(write, version)
+        upload_id, there = await self._resume(write, version, algorithm, kind)
         slots = asyncio.Semaphore(self._settings.part_concurrency_count)
 
         async def send(part: Part, pin: Pin | None) -> tuple[int, str]:
@@ -195,17 +219,20 @@ class Sender:
             if known is not None and known[1] == part.body.size_bytes:
                 return part.number, known[0]
             async with slots:
-                headers = self._part_checksum(part) if self._settings.send_checksums else {}
+                headers = proof(algorithm, part_checksum(part, algorithm)) if algorithm else {}
                 etag = await self._origin.upload_part(
                     write.name, upload_id, part.number, part.body.size_bytes, stream((part,), (pin,)), headers
                 )
             return part.number, etag
 
+        proofs = [part_checksum(part, algorithm) for part in version.parts] if algorithm else []
         parts = await all_of([send(part, pin) for part, pin in zip(version.parts, held, strict=True)])
         async with visible(write):
             await self._clear_way(write)
             try:
-                answer = await self._origin.complete_multipart_upload(write.name, upload_id, parts, {}, condition)
+                answer = await self._origin.complete_multipart_upload(
+                    write.name, upload_id, parts, {}, condition, (algorithm, proofs)
+                )
             except OriginRefusedError as refused:
                 if refused.code == "ConditionalRequestConflict":
                     # https://docs.aws.amazon.com/AmazonS3/latest/API/API_CompleteMultipartUpload.html wants the parts
@@ -218,7 +245,9 @@ class Sender:
             await self._directory.note_upload(write.name, write.uid, None)
         return answer.etag
 
-    async def _resume(self, write: Pending, version: Version) -> tuple[str, dict[int, tuple[str, int]]]:
+    async def _resume(
+        self, write: Pending, version: Version, algorithm: str, kind: str
+    ) -> tuple[str, dict[int, tuple[str, int]]]:
         """The upload to go on with, and the parts it holds: {number: (etag, size)}."""
         upload = write.upload
         if upload is not None and upload.upload_id:
@@ -230,8 +259,8 @@ class Sender:
         started_s = self._clock.wall_s()
         await self._directory.note_upload(write.name, write.uid, OriginUpload("", started_s))
         headers = described(version, write.name)
-        if self._settings.send_checksums and all(part.body.blocks for part in version.parts):
-            headers |= {"x-amz-checksum-algorithm": "CRC64NVME", "x-amz-checksum-type": "FULL_OBJECT"}
+        if algorithm:
+            headers |= {"x-amz-checksum-algorithm": algorithm.upper(), "x-amz-checksum-type": kind}
         tries = Tries()
         upload_id = await self._origin.create_multipart_upload(write.name, headers, tries)
         upload = OriginUpload(upload_id, started_s)
@@ -261,18 +290,55 @@ class Sender:
         if write.leftovers:
             await self._directory.drop_leftovers(write.name, write.leftovers)
 
-    # -- headers
-    def _object_checksum(self, version: Version) -> dict[str, str]:
-        if not self._settings.send_checksums or version.checksum_type != "FULL_OBJECT":
-            return {}
-        for name, value in version.checksums.items():
-            # As SDKs do: some servers keep a checksum only where both headers come.
-            return {f"x-amz-checksum-{name}": value, "x-amz-sdk-checksum-algorithm": name.upper()}
-        return {}
+    # -- checksums
+    def _chosen(self, version: Version) -> tuple[str, str]:
+        """Algorithm and type of the checksum that goes with a version: the client's own, so that the origin shows what
+        the client said; where there is none, or the origin does not know it, that of the blocks; empty for none."""
+        if not self._settings.send_checksums:
+            return "", ""
+        algorithm = next(iter(version.checksums), "")
+        if version.multipart:
+            fits = all(algorithm in part.checksums for part in version.parts)
+        else:
+            fits = version.checksum_type == FULL_OBJECT
+        if algorithm and fits and self._knows.get(algorithm, True):
+            return algorithm, version.checksum_type
+        if all(part.body.blocks for part in version.parts) and self._knows.get(BLOCK_ALGORITHM, True):
+            return BLOCK_ALGORITHM, FULL_OBJECT
+        return "", ""
 
-    def _part_checksum(self, part: Part) -> dict[str, str]:
-        value = bodies_crc64nvme((part.body,))
-        return {} if value is None else {"x-amz-checksum-crc64nvme": value}
+    def _may_not_know(self, algorithm: str, refused: OriginRefusedError) -> bool:
+        """Whether to try again with another checksum: an origin that does not know the algorithm refuses the write."""
+        if not algorithm or self._knows.get(algorithm, False) or refused.status not in (400, 501):
+            return False
+        if refused.status == 400 and refused.code not in _UNKNOWN_CHECKSUM_CODES:
+            return False
+        if algorithm not in self._knows:
+            self._knows[algorithm] = False
+            log.warning("the origin does not seem to know a checksum", algorithm=algorithm, code=refused.code)
+        return True
+
+
+def whole_proof(version: Version, algorithm: str) -> dict[str, str]:
+    """The headers that prove a version sent at once; none without an algorithm."""
+    if not algorithm:
+        return {}
+    value = version.checksums.get(algorithm) or bodies_crc64nvme([part.body for part in version.parts])
+    return proof(algorithm, value) if value else {}
+
+
+def part_checksum(part: Part, algorithm: str) -> str:
+    """The base64 checksum of a part: the client's, or from those kept of its blocks."""
+    return part.checksums.get(algorithm) or bodies_crc64nvme((part.body,)) or ""
+
+
+def proof(algorithm: str, value: str) -> dict[str, str]:
+    """The headers that prove a body. The one that names the algorithm is optional in general, but S3 demands it for
+    objects under a retention period, and some servers keep no checksum without it.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/API/API_PutObject.html
+    """
+    return {f"{HEADER_PREFIX}{algorithm}": value, "x-amz-sdk-checksum-algorithm": algorithm.upper()}
 
 
 async def all_of(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
