@@ -115,12 +115,12 @@ def test_memory_full_of_a_set_overwritten_while_its_marker_was_evicted_comes_fre
     client.put_object(Bucket=bucket, Key="s/.metadata", Body=b"marker")
     small.wait_settled()
     for index in range(4):
-        client.put_object(Bucket=bucket, Key=f"other{index}", Body=bytes(19 * MIB))
+        client.put_object(Bucket=bucket, Key=f"other{index}", Body=bytes(18 * MIB))
         small.wait_settled()
     assert small.status()["memory"]["evictions"] > 4
     proxy.inject(Answer(503, "SlowDown"), times=None)
-    for index in range(3):
-        client.put_object(Bucket=bucket, Key=f"s/{index}", Body=bytes(19 * MIB))
+    for index in range(2):
+        client.put_object(Bucket=bucket, Key=f"s/{index}", Body=bytes(18 * MIB))
     rest_bytes = small.status()["memory"]["available_bytes"]
     client.put_object(Bucket=bucket, Key="s/3", Body=bytes(rest_bytes))
     assert small.status()["memory"]["available_bytes"] == 0
