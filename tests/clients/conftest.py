@@ -4,9 +4,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 from tests.clients.support import Record, served
@@ -19,6 +20,7 @@ BUCKET = "clients"
 
 Environment = Callable[[], dict[str, str]]
 Readers = Callable[[], Iterator[RunningNode]]
+Aside = Callable[[], AbstractContextManager[Any]]
 
 COMMAND_TIMEOUT_S = 90
 
@@ -115,39 +117,62 @@ def environment(node: RunningNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     return apply
 
 
+class Watch:
+    """Notes in the record what the node serves for a client from `begin` to `end`."""
+
+    def __init__(self, record: Record, client: str, node: RunningNode) -> None:
+        self._record, self._client, self._node = record, client, node
+        self.begin()
+
+    def begin(self) -> None:
+        self._before = served(self._node)
+
+    def end(self) -> None:
+        self._record.add(self._client, self._before, served(self._node))
+
+
 @pytest.fixture(autouse=True)
-def look(request: pytest.FixtureRequest, record: Record) -> Iterator[Callable[[], None]]:
-    """Notes for the client that a test drives what the node served; to be called before the node is started anew."""
+def watch(request: pytest.FixtureRequest, record: Record) -> Iterator[Watch | None]:
+    """Looks at the node while a test drives a client: the one that its mark names."""
     mark = request.node.get_closest_marker("client")
     if mark is None:
-        yield lambda: None
+        yield None
         return
-    node: RunningNode = request.getfixturevalue("node")
-    before = served(node)
-
-    def note() -> None:
-        record.add(mark.args[0], before, served(node))
-        before.clear()
-
-    yield note
-    note()
+    found = Watch(record, mark.args[0], request.getfixturevalue("node"))
+    yield found
+    found.end()
 
 
 @pytest.fixture
-def readers(node: RunningNode, environment: Environment, look: Callable[[], None]) -> Readers:
+def aside(node: RunningNode, watch: Watch) -> Aside:
+    """A boto3 client whose requests are not those of the client under test."""
+
+    @contextmanager
+    def client() -> Iterator[Any]:
+        watch.end()
+        yield node.client()
+        watch.begin()
+
+    return client
+
+
+@pytest.fixture
+def readers(node: RunningNode, environment: Environment, watch: Watch) -> Readers:
     """The places where all that a test wrote must read the same, each in turn: where it was written; the same node
     after all its processes were killed; a node whose memory is empty, which has everything from the origin. The
     environment names the place at hand."""
 
     def places() -> Iterator[RunningNode]:
         yield node
-        look()
+        watch.end()
         node.kill9()
         node.start()
+        watch.begin()
         environment()
         yield node
-        look()
+        watch.end()
         node.restart_cold()
+        watch.begin()
         environment()
         yield node
 

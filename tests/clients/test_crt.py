@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.clients.conftest import BUCKET, Readers, Run
+from tests.clients.conftest import BUCKET, Aside, Readers, Run
 from tests.clients.environments import python_of
 
 from tiergate.testing.node import RunningNode
@@ -43,12 +43,19 @@ def flags() -> tuple[str, ...]:
     ],
 )
 def test_crt_uploads_downloads_and_deletes(
-    environment_name: str | None, node: RunningNode, run: Run, prefix: str, readers: Readers, tmp_path: Path
+    environment_name: str | None,
+    node: RunningNode,
+    run: Run,
+    aside: Aside,
+    prefix: str,
+    readers: Readers,
+    tmp_path: Path,
 ) -> None:
     if environment_name and not node.endpoint.endswith(f":{PORT}"):
         pytest.skip(f"this user may not listen on port {PORT}, the only one that this CRT client can reach")
     python = python_of(environment_name) if environment_name else sys.executable
     run(python, str(DRIVER), "write", BUCKET, prefix, str(tmp_path))
-    for reader in readers():
+    for _ in readers():
         run(python, str(DRIVER), "read", BUCKET, prefix, str(tmp_path))
-        assert "Contents" not in reader.client().list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/doomed")
+        with aside() as s3:
+            assert "Contents" not in s3.list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/doomed")

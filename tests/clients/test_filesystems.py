@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.fs  # type: ignore[import-untyped]
 import pytest
 import s3fs  # type: ignore[import-untyped]
-from tests.clients.conftest import BUCKET, Environment, Readers
+from tests.clients.conftest import BUCKET, Aside, Environment, Readers
 from tests.conformance.gateway import CLIENT
 
 from tiergate.testing.node import RunningNode
@@ -171,7 +171,12 @@ WAYS: dict[str, Callable[[str, str], tuple[pyarrow.fs.FileSystem, str]]] = {
 @pytest.mark.client("pyarrow")
 @pytest.mark.parametrize("way", WAYS)
 def test_pyarrow_finds_its_endpoint(
-    way: str, node: RunningNode, prefix: str, environment: Environment, monkeypatch: pytest.MonkeyPatch
+    way: str,
+    node: RunningNode,
+    prefix: str,
+    environment: Environment,
+    aside: Aside,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     environment()
     if way != "AWS_ENDPOINT_URL":
@@ -180,6 +185,7 @@ def test_pyarrow_finds_its_endpoint(
     assert path == f"{BUCKET}/{prefix}/o"
     with fs.open_output_stream(path) as stream:
         stream.write(b"weights")
-    assert node.client().get_object(Bucket=BUCKET, Key=f"{prefix}/o")["Body"].read() == b"weights"
+    with aside() as s3:
+        assert s3.get_object(Bucket=BUCKET, Key=f"{prefix}/o")["Body"].read() == b"weights"
     with fs.open_input_stream(path) as stream:
         assert stream.read() == b"weights"

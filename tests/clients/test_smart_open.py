@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from smart_open import open as smart_open
-from tests.clients.conftest import BUCKET, Readers
+from tests.clients.conftest import BUCKET, Aside, Readers
 
 from tiergate.testing.node import RunningNode
 
@@ -48,7 +48,7 @@ def test_smart_open_writes_reads_and_seeks(node: RunningNode, prefix: str, reade
             opened(reader, f"{root}/none", "rb").read()
 
 
-def test_smart_open_that_fails_leaves_nothing(node: RunningNode, prefix: str) -> None:
+def test_smart_open_that_fails_leaves_nothing(node: RunningNode, prefix: str, aside: Aside) -> None:
     def breaks() -> None:
         with opened(node, f"s3://{BUCKET}/{prefix}/o", "wb", min_part_size=5 * MIB) as file:
             file.write(bytes(6 * MIB))
@@ -56,5 +56,6 @@ def test_smart_open_that_fails_leaves_nothing(node: RunningNode, prefix: str) ->
 
     with pytest.raises(RuntimeError):
         breaks()
-    assert "Contents" not in node.client().list_objects_v2(Bucket=BUCKET, Prefix=prefix)
-    assert "Uploads" not in node.client().list_multipart_uploads(Bucket=BUCKET, Prefix=prefix)
+    with aside() as s3:
+        assert "Contents" not in s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix)
+        assert "Uploads" not in s3.list_multipart_uploads(Bucket=BUCKET, Prefix=prefix)
