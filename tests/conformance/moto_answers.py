@@ -69,10 +69,10 @@ KNOWN = (
         lambda step, one, other: bool({"PartNumberMarker", "MaxParts"} & step.arguments.keys()),
     ),
     Known(
-        "moto looks at sizes before it looks at the order",
+        "moto looks at sizes before it looks at other faults",
         r"\.code",
         "complete_multipart_upload",
-        lambda step, one, other: (one, other) == ("InvalidPartOrder", "EntityTooSmall"),
+        lambda step, one, other: one in {"InvalidPart", "InvalidPartOrder"} and other == "EntityTooSmall",
     ),
     Known("moto has no body with some errors", r"\.code", when=lambda step, one, other: str(other).isdigit()),
     Known(

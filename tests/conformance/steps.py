@@ -37,10 +37,10 @@ What is not written back is held from `pause` to `resume`; `kill` ends all proce
 
 @dataclass(frozen=True, slots=True)
 class Etag:
-    """The ETag of an object as it is (`back` 0) or was that many versions ago."""
+    """The ETag of an object as it is, or of an earlier version with other bytes (`before`)."""
 
     key: str
-    back: int = 0
+    before: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,11 @@ class Steps:
         return found
 
     def _write_condition(self, key: str) -> dict[str, Any]:
-        options: list[dict[str, Any]] = [{"IfNoneMatch": "*"}, {"IfMatch": Etag(key)}, {"IfMatch": Etag(key, 1)}]
+        options: list[dict[str, Any]] = [
+            {"IfNoneMatch": "*"},
+            {"IfMatch": Etag(key)},
+            {"IfMatch": Etag(key, before=True)},
+        ]
         return self._random.choice(options)
 
     def _read(self) -> Step:
@@ -186,7 +190,7 @@ class Steps:
 
     def _read_options(self, key: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        if self._chance(0.35):
+        if self._chance(0.35) and key != EMPTY:
             ranges = ("bytes=0-0", "bytes=1-5", "bytes=2-", "bytes=-3", "bytes=0-99999999", "bytes=5242879-5242881")
             odd = ("bytes=99999999-", "bytes=-0", "bytes=3-1", "items=0-1", "bytes=0-1,3-4")
             found["Range"] = self._one(*ranges) if self._chance(0.8) else self._one(*odd)
@@ -200,8 +204,8 @@ class Steps:
 
     def _conditions(self, key: str, prefix: str) -> dict[str, Any]:
         options: dict[str, tuple[Any, ...]] = {
-            "IfMatch": (Etag(key), Etag(key), Etag(key, 1)),
-            "IfNoneMatch": (Etag(key), Etag(key, 1)),
+            "IfMatch": (Etag(key), Etag(key), Etag(key, before=True)),
+            "IfNoneMatch": (Etag(key), Etag(key, before=True)),
             "IfModifiedSince": (Moment(key), Moment(key, -5)),
             "IfUnmodifiedSince": (Moment(key), Moment(key, -5)),
         }
@@ -217,12 +221,12 @@ class Steps:
         if self._chance(0.2):
             arguments |= {"TaggingDirective": "REPLACE", "Tagging": f"t={self._count}"}
         if self._chance(0.2):
-            arguments["CopySourceIfNoneMatch"] = self._one(Etag(source), Etag(source, 1))
+            arguments["CopySourceIfNoneMatch"] = self._one(Etag(source), Etag(source, before=True))
         return Step("copy_object", arguments)
 
     def _delete(self) -> Step:
         key = self._key()
-        condition = {"IfMatch": self._one(Etag(key), Etag(key, 1))} if self._chance(0.1) else {}
+        condition = {"IfMatch": self._one(Etag(key), Etag(key, before=True))} if self._chance(0.1) else {}
         return Step("delete_object", {"Key": key} | condition)
 
     def _delete_many(self) -> Step:
