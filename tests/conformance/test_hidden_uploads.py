@@ -45,6 +45,19 @@ def test_upload_that_ends_while_the_origin_lists_it(sides: Sides, s3: Bucket) ->
         assert wire.reply().texts("Upload/UploadId") == []
 
 
+def test_upload_whose_version_was_superseded_before_it_had_a_name_is_aborted(sides: Sides, s3: Bucket) -> None:
+    """moto does not say when an upload began, so it can only be found by its name."""
+    gate = Gate()
+    sides.proxy.inject(Hold(gate), "CreateMultipartUpload", "superseded")
+    s3.multipart("superseded", [b"one part"])
+    gate.wait_reached()
+    s3.put("superseded", b"newer")
+    gate.release()
+    sides.node.wait_settled()
+    assert sides.direct(LIST).texts("Upload/UploadId") == []
+    assert sides.direct(Ask("GET", s3.path("superseded"))).body == b"newer"
+
+
 def test_upload_of_somebody_else_is_listed_beside_a_pending_write(sides: Sides, s3: Bucket) -> None:
     gate = Gate()
     began = sides.direct(Ask("POST", f"/{BUCKET}/other", "uploads="))

@@ -264,7 +264,12 @@ class Sender:
         tries = Tries()
         upload_id = await self._origin.create_multipart_upload(write.name, headers, tries)
         upload = OriginUpload(upload_id, started_s)
-        await self._directory.note_upload(write.name, write.uid, upload)
+        try:
+            await self._directory.note_upload(write.name, write.uid, upload)
+        except FencedError:
+            # Superseded meanwhile: nobody but us knows its name, and its time is only the origin's word.
+            await self._origin.abort_multipart_upload(write.name, upload_id)
+            raise
         if tries.count > 1:
             # The answer to an earlier try may be all that was lost of it.
             await self.abort_unnamed(write.name, upload)
