@@ -17,7 +17,7 @@ from tests.conformance.steps import Steps
 from tiergate.testing.node import RunningNode
 from tiergate.testing.origins import FaultyOrigin, ProcessOrigin
 
-FIRST_SEED, SEEDS_COUNT, STEPS_COUNT = map(int, os.environ.get("TIERGATE_DIFFERENTIAL", "1:3:120").split(":"))
+FIRST_SEED, SEEDS_COUNT, STEPS_COUNT = map(int, os.environ.get("TIERGATE_DIFFERENTIAL", "24:2:120").split(":"))
 SEEDS = range(FIRST_SEED, FIRST_SEED + SEEDS_COUNT)
 MODES = {
     "exact": [f"--prefix={{uri='s3://differential-exact-a-{seed}/', etag='exact'}}" for seed in SEEDS],

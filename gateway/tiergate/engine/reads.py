@@ -13,6 +13,7 @@ from tiergate.engine.through import Through
 from tiergate.errors import NotFoundError, OverloadedError, RequestError, invariant
 from tiergate.memory.memory import Pin
 from tiergate.model import BLOCK_BYTES, Body, ObjectName, State, Version
+from tiergate.origin.stamp import DEFAULT_CONTENT_TYPE
 from tiergate.s3.conditions import check_read, range_applies, read_conditions
 from tiergate.s3.operations import render
 from tiergate.s3.ranges import content_range, parse_range
@@ -156,7 +157,7 @@ class Reads:
         if number is not None and version.multipart:
             headers["x-amz-mp-parts-count"] = str(len(version.parts))
         headers.update(version.headers)
-        headers.setdefault("content-type", "binary/octet-stream")
+        headers.setdefault("content-type", DEFAULT_CONTENT_TYPE)
         for name in RESPONSE_OVERRIDES:
             override = call.query(f"response-{name}")
             if override is not None:

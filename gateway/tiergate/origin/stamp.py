@@ -13,6 +13,9 @@ from tiergate.model import ObjectName, Version
 STAMP_METADATA = "tiergate"
 STAMP_HEADER = "x-amz-meta-tiergate"
 
+DEFAULT_CONTENT_TYPE = "binary/octet-stream"
+"""Of an object that came without one: https://docs.aws.amazon.com/AmazonS3/latest/API/API_PutObject.html"""
+
 METADATA_LIMIT_BYTES = 2048
 """Names and values of user metadata together:
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingMetadata.html"""
@@ -46,8 +49,11 @@ def stamp_header(version: Version, name: ObjectName) -> dict[str, str]:
 
 
 def described(version: Version, name: ObjectName) -> dict[str, str]:
-    """All headers that tell the origin of a version: its own, the user's metadata, tags and the stamp."""
-    headers = dict(version.headers)
+    """All headers that tell the origin of a version: its own, the user's metadata, tags and the stamp.
+
+    Some servers guess a content type where none is told: it would not be the same after write-back.
+    """
+    headers = {"content-type": DEFAULT_CONTENT_TYPE} | version.headers
     headers |= {f"x-amz-meta-{label}": value for label, value in version.metadata.items()}
     if version.tagging:
         headers["x-amz-tagging"] = version.tagging

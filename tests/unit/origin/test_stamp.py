@@ -3,7 +3,7 @@
 import pytest
 
 from tiergate.model import ObjectName, Version
-from tiergate.origin.stamp import METADATA_LIMIT_BYTES, STAMP_HEADER, read_stamp, stamp_header
+from tiergate.origin.stamp import METADATA_LIMIT_BYTES, STAMP_HEADER, described, read_stamp, stamp_header
 
 NAME = ObjectName("b", "k")
 
@@ -40,3 +40,10 @@ def test_other_values_are_the_user_s(value: str) -> None:
     metadata = {"tiergate": value}
     assert read_stamp(metadata) is None
     assert metadata == {"tiergate": value}
+
+
+def test_origin_is_always_told_the_content_type_that_readers_are_shown() -> None:
+    """SeaweedFS guesses one from the bytes."""
+    assert described(version({}), NAME)["content-type"] == "binary/octet-stream"
+    told = Version("0123abcd", 5, "f00d-3", 1_700_000_000, (), headers={"content-type": "text/csv"})
+    assert described(told, NAME)["content-type"] == "text/csv"
