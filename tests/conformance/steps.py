@@ -194,7 +194,7 @@ class Steps:
             ranges = ("bytes=0-0", "bytes=1-5", "bytes=2-", "bytes=-3", "bytes=0-99999999", "bytes=5242879-5242881")
             odd = ("bytes=99999999-", "bytes=-0", "bytes=3-1", "items=0-1", "bytes=0-1,3-4")
             found["Range"] = self._one(*ranges) if self._chance(0.8) else self._one(*odd)
-        elif self._chance(0.1):
+        elif self._chance(0.1) and key != EMPTY:
             found["PartNumber"] = self._one(1, 1, 2, 3)
         if self._chance(0.3):
             found |= self._conditions(key, "")
