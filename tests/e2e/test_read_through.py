@@ -223,3 +223,61 @@ def test_origin_down_serves_what_is_held_and_503_for_the_rest(
     own.wait_settled()
     assert body_of(client, bucket, "cold") == b"never read"
     assert body_of(direct, bucket, "only-us/k") == b"saved"
+
+
+DESCRIPTION: dict[str, Any] = {
+    "Tagging": "a=b%20c&d=",
+    "CacheControl": "no-cache",
+    "ContentDisposition": "attachment",
+    "ContentLanguage": "de",
+    "ContentType": "a/b",
+    "Expires": "Wed, 21 Oct 2065 07:28:00 GMT",
+    "StorageClass": "STANDARD_IA",
+    "Metadata": {"m": "n"},
+}
+OF_THE_OBJECT = (
+    "cache-control",
+    "content-disposition",
+    "content-language",
+    "content-type",
+    "expires",
+    "x-amz-meta-m",
+    "x-amz-storage-class",
+    "x-amz-tagging-count",
+)
+
+
+def test_headers_tags_and_markers_are_the_origins_warm_and_cold(
+    start_node: StartNode, direct: Any, bucket: str
+) -> None:
+    """Also a marker that a node which forgot it takes out of the origin comes back with all of them."""
+    node = start_node()
+    keys = ["somebody/.metadata", "gateway/.metadata"]
+    for writer, key in zip((direct, node.client()), keys, strict=True):
+        writer.put_object(Bucket=bucket, Key=key.replace(".metadata", "shard"), Body=b"old")
+        writer.put_object(Bucket=bucket, Key=key, Body=b"data", **DESCRIPTION)
+    node.wait_settled()
+
+    def shown(client: Any) -> list[dict[str, str]]:
+        answers: list[dict[str, str]] = []
+        for key in keys:
+            answers.append(client.head_object(Bucket=bucket, Key=key)["ResponseMetadata"]["HTTPHeaders"])
+            got = client.get_object(Bucket=bucket, Key=key)
+            got["Body"].read()
+            answers.append(got["ResponseMetadata"]["HTTPHeaders"])
+        return [{name: answer.get(name, "") for name in OF_THE_OBJECT} for answer in answers]
+
+    expected = shown(direct)
+    assert expected[1]["x-amz-tagging-count"] == "2"
+    assert shown(node.client()) == expected
+    assert shown(node.client()) == expected, "from memory"
+    node.restart_cold()
+    for key in keys:
+        node.client().put_object(Bucket=bucket, Key=key.replace(".metadata", "shard"), Body=b"new")
+    assert shown(node.client()) == expected
+    node.wait_settled()
+    assert node.metric("tiergate_writeback_withdrawals_total") == 2
+    assert shown(direct) == shown(node.client()) == expected
+    for key in keys:
+        tags = direct.get_object_tagging(Bucket=bucket, Key=key)["TagSet"]
+        assert {tag["Key"]: tag["Value"] for tag in tags} == {"a": "b c", "d": ""}

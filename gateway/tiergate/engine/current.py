@@ -79,10 +79,10 @@ class Resolver:
         exclusive = self._rooms.settings.prefix_for(name.bucket, name.key).exclusive
         try:
             if exclusive:
-                there = await self._outage.ask(name.bucket, lambda: self._rooms.origin.head_object(name))
+                there = await self._outage.ask(name.bucket, lambda: self._rooms.origin.head_object(name, tags=True))
             else:
                 async with self._outage.bounded(**log_name(name)):
-                    there = await self._rooms.origin.head_object(name)
+                    there = await self._rooms.origin.head_object(name, tags=True)
         except AWAY:
             # Only gateways write here, so the directory is the whole truth.
             self._rooms.metrics.origin_outage_answers.inc()
@@ -165,6 +165,7 @@ def foreign_version(there: OriginObject, now_s: float) -> Version:
         parts=(Part(1, Body(uid, there.size_bytes), there.etag),),
         headers=headers,
         metadata=dict(there.metadata),
+        tagging=there.tagging,
         checksums=dict(there.checksums),
         checksum_type=there.checksum_type,
         multipart="-" in there.etag,

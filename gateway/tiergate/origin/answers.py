@@ -22,6 +22,9 @@ _SETTABLE = frozenset(
         "content-language",
         "content-type",
         "expires",
+        "x-amz-object-lock-event-hold",
+        "x-amz-object-lock-event-hold-duration-days",
+        "x-amz-object-lock-event-hold-duration-years",
         "x-amz-object-lock-legal-hold",
         "x-amz-object-lock-mode",
         "x-amz-object-lock-retain-until-date",
@@ -46,6 +49,8 @@ ANSWER_ONLY = frozenset(
     }
 )
 """Headers of an object that only an answer carries; S3 refuses a request with them."""
+
+TAGGING_COUNT = "x-amz-tagging-count"
 
 _SHOWN = (_SETTABLE | ANSWER_ONLY) - {"x-amz-delete-marker", "x-amz-mp-parts-count", "x-amz-version-id"}
 
@@ -93,7 +98,8 @@ class OriginObject:
     `headers` are those a reader is to be shown again (lower case; without ETag, Last-Modified, length,
     checksums and metadata, which have their own fields). `metadata` is the user's, without our stamp.
     `checksums` maps the algorithm in lower case to base64. `version_id` is empty in a bucket without
-    versions, `parts_count` None for an object that was put at once."""
+    versions, `parts_count` None for an object that was put at once. `tagging` holds the tags as x-amz-tagging
+    does, where they were asked for."""
 
     etag: str
     size_bytes: int
@@ -106,6 +112,7 @@ class OriginObject:
     parts_count: int | None
     storage_class: str
     stamp: Stamp | None
+    tagging: str = ""
 
 
 @dataclass(frozen=True, slots=True)

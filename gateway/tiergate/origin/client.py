@@ -7,12 +7,13 @@ from typing import Self, TypeVar
 
 from tiergate.clock import Clock
 from tiergate.config.values import ConditionalWrites
-from tiergate.errors import OriginRefusedError, OriginTemporaryError
+from tiergate.errors import OriginCredentialsError, OriginRefusedError, OriginTemporaryError
 from tiergate.model import Bucket, ObjectName
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
 from tiergate.origin.answers import (
     ANSWER_ONLY,
+    TAGGING_COUNT,
     Condition,
     OriginEntry,
     OriginObject,
@@ -27,6 +28,7 @@ from tiergate.origin.documents import (
     ListedUpload,
     parse_page,
     parse_parts,
+    parse_tagging,
     parse_uploads,
     render_completion,
 )
@@ -112,8 +114,8 @@ class OriginClient:
         return self._conditional_writes is not ConditionalWrites.OFF and all(self._knows.values())
 
     # -- objects
-    async def head_object(self, name: ObjectName) -> OriginObject | None:
-        """What the origin holds under a key; None if nothing.
+    async def head_object(self, name: ObjectName, *, tags: bool = False) -> OriginObject | None:
+        """What the origin holds under a key; None if nothing. With `tags` those are asked for too, if there are any.
 
         Raises:
             OriginRefusedError: NoSuchBucket, AccessDenied, ...
@@ -128,8 +130,22 @@ class OriginClient:
                 return None
             raise
         if found.stamp is not None and not found.stamp.is_of(name):
-            return replace(found, stamp=None)
+            found = replace(found, stamp=None)
+        if tags and found.headers.get(TAGGING_COUNT, "0") != "0":
+            return await self._with_tags(name, found)
         return found
+
+    async def _with_tags(self, name: ObjectName, found: OriginObject) -> OriginObject:
+        """Where the tags may not be read, their number is all that is known."""
+        request = OriginRequest("GET", name.bucket, name.key, "tagging=", operation="GetObjectTagging")
+        try:
+            document = await self._document(request)
+        except OriginCredentialsError:
+            raise
+        except OriginRefusedError:
+            return found
+        headers = {header: value for header, value in found.headers.items() if header != TAGGING_COUNT}
+        return replace(found, headers=headers, tagging=parse_tagging(document))
 
     def get_object(
         self, name: ObjectName, start: int, end: int, if_match: str | None = None

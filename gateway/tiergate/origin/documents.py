@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
-from urllib.parse import unquote_plus
+from urllib.parse import quote, unquote_plus, urlencode
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
@@ -191,6 +191,12 @@ def parse_uploads(document: Document) -> tuple[list[ListedUpload], tuple[str, st
     if not document.flag("IsTruncated"):
         return uploads, None
     return uploads, (decode(document.text("NextKeyMarker")), document.text("NextUploadIdMarker"))
+
+
+def parse_tagging(document: Document) -> str:
+    """The tags of an object, as x-amz-tagging carries them."""
+    tags = [tag for tag_set in document.children("TagSet") for tag in tag_set.children("Tag")]
+    return urlencode([(tag.text("Key"), tag.text("Value")) for tag in tags], quote_via=quote)
 
 
 def render_completion(parts: Sequence[tuple[int, str]], algorithm: str = "", checksums: Sequence[str] = ()) -> bytes:

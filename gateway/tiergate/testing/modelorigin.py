@@ -127,7 +127,7 @@ class ModelOrigin:
         return f"e{next(self._numbers)}"
 
     # -- the client's side
-    async def head_object(self, name: ObjectName) -> OriginObject | None:
+    async def head_object(self, name: ObjectName, *, tags: bool = False) -> OriginObject | None:
         return await self._call("head", name, lambda: self._describe(name))
 
     def _describe(self, name: ObjectName) -> OriginObject | None:

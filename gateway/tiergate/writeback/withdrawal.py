@@ -177,7 +177,7 @@ class Withdrawals:
         seen = await self._directory.get(name)
         if seen.record is not None:
             return
-        there = await self._origin.head_object(name)
+        there = await self._origin.head_object(name, tags=True)
         if there is not None:
             now_s = self._clock.wall_s()
             version = self._version_of(there, now_s)
