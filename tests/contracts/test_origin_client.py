@@ -4,11 +4,12 @@ import asyncio
 import base64
 import hashlib
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
+from tests.contracts.conftest import BUCKET
 
 from tiergate.clock import SystemClock
 from tiergate.config.values import ConditionalWrites
@@ -16,9 +17,10 @@ from tiergate.errors import OriginCredentialsError, OriginRefusedError
 from tiergate.model import ObjectName, Version
 from tiergate.origin.client import Condition, OriginClient, OriginSettings
 from tiergate.origin.stamp import stamp_header
-from tiergate.testing.origins import FaultyOrigin, MotoOrigin, ProcessOrigin, SeaweedOrigin, s3_client
+from tiergate.testing.origins import FaultyOrigin, MotoOrigin, ProcessOrigin, s3_client
 
-BUCKET = "contract"
+pytestmark = pytest.mark.usefixtures("keys")
+
 PART_BYTES = 5 << 20
 
 STRANGE_KEYS = (
@@ -41,38 +43,6 @@ STRANGE_KEYS = (
     "l" * 1024,
     "é" * 512,
 )
-
-
-@pytest.fixture(scope="module", params=[MotoOrigin, SeaweedOrigin], ids=["moto", "seaweed"])
-def server(request: pytest.FixtureRequest) -> Iterator[ProcessOrigin]:
-    kind: Callable[[], ProcessOrigin] = request.param
-    with kind() as origin:
-        client = origin.client()
-        client.create_bucket(Bucket=BUCKET)
-        client.close()
-        yield origin
-
-
-@pytest.fixture
-def boto(server: ProcessOrigin) -> Iterator[Any]:
-    client = server.client()
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def proxy(server: ProcessOrigin) -> Iterator[FaultyOrigin]:
-    with FaultyOrigin(server.endpoint) as faulty:
-        yield faulty
-
-
-@pytest.fixture(autouse=True)
-def keys(monkeypatch: pytest.MonkeyPatch, server: ProcessOrigin) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
 
 
 @pytest.fixture

@@ -2,9 +2,10 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
+from tests.contracts.conftest import BUCKET
 
 from tiergate.clock import SystemClock
 from tiergate.config.values import ConditionalWrites
@@ -28,7 +29,11 @@ from tiergate.testing.origins import (
     Truncate,
 )
 
-BUCKET = "faults"
+pytestmark = [
+    pytest.mark.usefixtures("keys"),
+    pytest.mark.parametrize("server", [MotoOrigin], ids=["moto"], indirect=True),
+]
+
 NAME = ObjectName(BUCKET, "dir/object")
 DATA = bytes(range(256)) * 8000
 ATTEMPTS_COUNT = 3
@@ -44,31 +49,9 @@ class QuickClock(SystemClock):
         self.slept_s.append(seconds)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[MotoOrigin]:
-    with MotoOrigin() as origin:
-        client = origin.client()
-        client.create_bucket(Bucket=BUCKET)
-        client.close()
-        yield origin
-
-
-@pytest.fixture
-def proxy(server: MotoOrigin) -> Iterator[FaultyOrigin]:
-    with FaultyOrigin(server.endpoint) as faulty:
-        yield faulty
-
-
 @pytest.fixture
 def clock() -> QuickClock:
     return QuickClock()
-
-
-@pytest.fixture(autouse=True)
-def keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
 
 
 def settings_for(

@@ -5,10 +5,11 @@ import base64
 import gzip
 import hashlib
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.contracts.conftest import BUCKET
 
 from tiergate.clock import SystemClock
 from tiergate.errors import OriginCredentialsError, OriginTemporaryError, RequestError
@@ -18,44 +19,12 @@ from tiergate.testing.origins import (
     Answer,
     Cut,
     FaultyOrigin,
-    MotoOrigin,
-    ProcessOrigin,
-    SeaweedOrigin,
     Truncate,
 )
 
-BUCKET = "forwarded"
-
-
-@pytest.fixture(scope="module", params=[MotoOrigin, SeaweedOrigin], ids=["moto", "seaweed"])
-def server(request: pytest.FixtureRequest) -> Iterator[ProcessOrigin]:
-    kind: Callable[[], ProcessOrigin] = request.param
-    with kind() as origin:
-        client = origin.client()
-        client.create_bucket(Bucket=BUCKET)
-        client.close()
-        yield origin
-
 
 @pytest.fixture
-def boto(server: ProcessOrigin) -> Iterator[Any]:
-    client = server.client()
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def proxy(server: ProcessOrigin) -> Iterator[FaultyOrigin]:
-    with FaultyOrigin(server.endpoint) as faulty:
-        yield faulty
-
-
-@pytest.fixture
-async def forwarder(
-    proxy: FaultyOrigin, server: ProcessOrigin, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Forwarder]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
+async def forwarder(proxy: FaultyOrigin, keys: None) -> AsyncIterator[Forwarder]:
     settings = OriginSettings(endpoint=proxy.endpoint, region="us-east-1", backoff_base_s=0.01)
     async with OriginClient(settings, "node-1", SystemClock()) as client:
         yield Forwarder(client.channel)

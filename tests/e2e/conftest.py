@@ -1,47 +1,18 @@
 """Whole nodes as processes, in front of origins that nobody here wrote."""
 
 import signal
-import uuid
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any, Protocol
 
 import pytest
+from tests.nodes import *  # noqa: F403 - fixtures
 
-from tiergate.testing.faults import FaultyOrigin
-from tiergate.testing.node import RunningNode
 from tiergate.testing.origins import MotoOrigin, ProcessOrigin, SeaweedOrigin
-
-QUICK_RETRIES = ("--origin-attempts", "2", "--origin-backoff", "20ms", "--origin-backoff-max", "200ms")
-"""So that what must be tried again is so within a test's patience."""
-
-QUIET = ("--marker-quiet", "1s")
-"""So that a set overwritten in place is taken for whole within a test's patience."""
-
-NODES = pytest.StashKey[list[tuple[RunningNode, int]]]()
-
-
-class StartNode(Protocol):
-    """Starts a node in front of the test's proxy, or of `origin`; it ends with the test."""
-
-    def __call__(self, *flags: str, origin: str = "", **options: Any) -> RunningNode: ...
 
 
 def pytest_configure() -> None:
     """So that `timeout` leaves no process and no memory behind: fixtures are torn down as after Ctrl-C."""
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("ended by SIGTERM"))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that failed shows what its nodes logged meanwhile."""
-    report = yield
-    if report.failed:
-        for node, from_bytes in item.stash.get(NODES, []):
-            report.sections.append((f"log of the node at {node.endpoint}", node.log_tail(from_bytes)))
-    return report
 
 
 @pytest.fixture(scope="session")
@@ -62,72 +33,3 @@ def servers() -> Iterator[Callable[[type[ProcessOrigin]], ProcessOrigin]]:
 def origin(request: pytest.FixtureRequest, servers: Callable[[type[ProcessOrigin]], ProcessOrigin]) -> ProcessOrigin:
     """The origin. Modules that need only one kind say so by indirect parametrisation."""
     return servers(request.param)
-
-
-@pytest.fixture(scope="session")
-def standing_proxy(origin: ProcessOrigin) -> Iterator[FaultyOrigin]:
-    with FaultyOrigin(origin.endpoint) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def proxy(standing_proxy: FaultyOrigin) -> Iterator[FaultyOrigin]:
-    """Between nodes and the origin; without faults and with an empty record at the start of each test."""
-    standing_proxy.forget()
-    yield standing_proxy
-    standing_proxy.heal()
-
-
-@pytest.fixture(scope="session")
-def standing_node(standing_proxy: FaultyOrigin) -> Iterator[RunningNode]:
-    with RunningNode(standing_proxy.endpoint, flags=(*QUICK_RETRIES, *QUIET)) as node:
-        yield node
-
-
-@pytest.fixture
-def node(request: pytest.FixtureRequest, standing_node: RunningNode, proxy: FaultyOrigin) -> Iterator[RunningNode]:
-    """A node in front of `proxy` that tests share: they leave it running, and nothing pending."""
-    request.node.stash.setdefault(NODES, []).append((standing_node, standing_node.log_bytes))
-    yield standing_node
-    # One failed test must not be the next one's failure too.
-    proxy.heal()
-    standing_node.retry()
-    standing_node.wait_settled()
-
-
-@pytest.fixture
-def start_node(request: pytest.FixtureRequest, proxy: FaultyOrigin) -> Iterator[StartNode]:
-    """For tests that kill their node, or need it set up otherwise."""
-    with ExitStack() as stack:
-
-        def start(*flags: str, origin: str = "", **options: Any) -> RunningNode:
-            node = RunningNode(origin or proxy.endpoint, flags=(*QUICK_RETRIES, *QUIET, *flags), **options)
-            # Known before it is ready, so that its log shows why it is not.
-            request.node.stash.setdefault(NODES, []).append((node, 0))
-            return stack.enter_context(node)
-
-        yield start
-
-
-@pytest.fixture
-def direct(origin: ProcessOrigin) -> Iterator[Any]:
-    """A client of the origin itself."""
-    client = origin.client()
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def bucket(direct: Any) -> str:
-    """A fresh bucket in the origin."""
-    name = f"e2e-{uuid.uuid4().hex[:12]}"
-    direct.create_bucket(Bucket=name)
-    return name
-
-
-@pytest.fixture
-def s3(node: RunningNode) -> Iterator[Any]:
-    """A client of `node`."""
-    client = node.client()
-    yield client
-    client.close()

@@ -1,9 +1,9 @@
 """The bound on open client connections."""
 
 import socket
-from typing import Any, Protocol
 
 import pytest
+from tests.nodes import StartNode
 
 from tiergate.testing.node import RunningNode
 from tiergate.testing.origins import MotoOrigin
@@ -11,12 +11,6 @@ from tiergate.testing.origins import MotoOrigin
 pytestmark = pytest.mark.parametrize("origin", [MotoOrigin], ids=["moto"], indirect=True)
 
 ASK = b"GET /%b HTTP/1.1\r\nHost: node\r\n\r\n"
-
-
-class StartNode(Protocol):
-    """The fixture of that name."""
-
-    def __call__(self, *flags: str, origin: str = "", **options: Any) -> RunningNode: ...
 
 
 def connect(node: RunningNode) -> socket.socket:

@@ -4,10 +4,11 @@ import hashlib
 import http.client
 import os
 from contextlib import closing
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from tests.nodes import StartNode
 
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import RunningNode, Victim
@@ -19,12 +20,6 @@ pytestmark = pytest.mark.parametrize("origin", [MotoOrigin], ids=["moto"], indir
 
 MIB = 1 << 20
 VICTIMS = ["all", "parent", "worker", "background"]
-
-
-class StartNode(Protocol):
-    """The fixture of that name."""
-
-    def __call__(self, *flags: str, origin: str = "", **options: Any) -> RunningNode: ...
 
 
 @pytest.fixture

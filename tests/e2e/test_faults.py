@@ -3,10 +3,11 @@
 import os
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+from tests.nodes import StartNode
 
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import RunningNode
@@ -40,12 +41,6 @@ REFUSED_FOR_GOOD: dict[str, Action] = {
     "no such bucket": Answer(404, "NoSuchBucket"),
     "no such key": Answer(404, "NoSuchKey"),
 }
-
-
-class StartNode(Protocol):
-    """The fixture of that name."""
-
-    def __call__(self, *flags: str, origin: str = "", **options: Any) -> RunningNode: ...
 
 
 def put_multipart(client: Any, bucket: str, key: str, parts: list[bytes]) -> None:

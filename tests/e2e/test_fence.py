@@ -3,9 +3,10 @@
 import os
 import random
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
+from tests.nodes import StartNode
 
 from tiergate.testing.completeness import Acked, changes_of, false_completes
 from tiergate.testing.faults import FaultyOrigin
@@ -17,12 +18,6 @@ from tiergate.testing.rules import Answer, Cut, Gate, Hold, Seen
 pytestmark = pytest.mark.parametrize("origin", [MotoOrigin], ids=["moto"], indirect=True)
 
 MARKER = ".metadata"
-
-
-class StartNode(Protocol):
-    """The fixture of that name."""
-
-    def __call__(self, *flags: str, origin: str = "", **options: Any) -> RunningNode: ...
 
 
 def is_marker(key: str) -> bool:

@@ -1,12 +1,12 @@
 """A directory without room: new writes are put off, everything else goes on."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
+from tests.nodes import StartNode
 
 from tiergate.testing.faults import FaultyOrigin
-from tiergate.testing.node import RunningNode
 from tiergate.testing.objects import body_of, keys_of
 from tiergate.testing.origins import MotoOrigin
 from tiergate.testing.rules import Gate, Hold
@@ -17,12 +17,6 @@ LONG: dict[str, Any] = {"Metadata": {"note": "x" * 1800}, "ContentDisposition": 
 """So that few objects fill the directory."""
 
 MANY = 2000
-
-
-class StartNode(Protocol):
-    """The fixture of that name."""
-
-    def __call__(self, *flags: str, origin: str = "", **options: Any) -> RunningNode: ...
 
 
 def fill(client: Any, bucket: str) -> tuple[list[str], dict[str, Any]]:

@@ -1,9 +1,10 @@
 """The memory budget: never exceeded, never paid for with un-persisted data."""
 
 import os
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
+from tests.nodes import StartNode
 
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import RunningNode, allocated_bytes
@@ -16,12 +17,6 @@ pytestmark = pytest.mark.parametrize("origin", [MotoOrigin], ids=["moto"], indir
 MIB = 1 << 20
 LIMIT = 64 * MIB
 WRITING = ("PutObject", "CompleteMultipartUpload", "UploadPart", "CreateMultipartUpload")
-
-
-class StartNode(Protocol):
-    """The fixture of that name."""
-
-    def __call__(self, *flags: str, origin: str = "", **options: Any) -> RunningNode: ...
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
+from tests.nodes import StartNode
 
 from tiergate.observe.metrics import Metrics
 from tiergate.testing.faults import FaultyOrigin
@@ -28,12 +29,6 @@ ELSEWHERE = {
     "tiergate_writeback_refused_writes_total": "tests/semantics/test_p09_bounded_loss.py",
 }
 """Metrics that need a fault of their own, and the file of the test that injects it and looks at them."""
-
-
-class StartNode(Protocol):
-    """The fixture of that name."""
-
-    def __call__(self, *flags: str, origin: str = "", **options: Any) -> RunningNode: ...
 
 
 class Moved:

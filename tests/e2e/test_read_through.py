@@ -3,9 +3,10 @@
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
+from tests.nodes import StartNode
 
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import RunningNode
@@ -14,12 +15,6 @@ from tiergate.testing.rules import Answer, Cut, Gate, Hold, Seen
 
 MIB = 1 << 20
 BLOCK = 4 * MIB
-
-
-class StartNode(Protocol):
-    """The fixture of that name."""
-
-    def __call__(self, *flags: str, origin: str = "", **options: Any) -> RunningNode: ...
 
 
 def always_ask(start_node: StartNode) -> RunningNode:

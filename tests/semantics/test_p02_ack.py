@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
-from tests.semantics.conftest import SMALL, StartNode
+from tests.nodes import StartNode
+from tests.semantics.conftest import SMALL
 
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import RunningNode

@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.semantics.conftest import SMALL, StartNode
+from tests.nodes import StartNode
+from tests.semantics.conftest import SMALL
 
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import RunningNode

@@ -6,7 +6,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.semantics.conftest import SMALL, StartNode
+from tests.nodes import StartNode
+from tests.semantics.conftest import SMALL
 
 from tiergate.testing.completeness import Acked, changes_of, false_completes
 from tiergate.testing.faults import FaultyOrigin

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import BotoCoreError, ClientError
-from tests.semantics.conftest import SMALL, StartNode
+from tests.nodes import StartNode
+from tests.semantics.conftest import SMALL
 from tests.semantics.test_p03_read_after_write import evict
 from urllib3.exceptions import HTTPError
 

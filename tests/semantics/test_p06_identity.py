@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from boto3.s3.transfer import TransferConfig
-from tests.semantics.conftest import StartNode
+from tests.nodes import StartNode
 
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import RunningNode

@@ -10,7 +10,8 @@ from typing import Any, Self
 
 import pytest
 from botocore.exceptions import ClientError
-from tests.semantics.conftest import SMALL, StartNode
+from tests.nodes import StartNode
+from tests.semantics.conftest import SMALL
 
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import RunningNode, allocated_bytes

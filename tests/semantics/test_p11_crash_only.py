@@ -7,7 +7,7 @@ from http.client import HTTPConnection
 from typing import Any
 
 import pytest
-from tests.semantics.conftest import StartNode
+from tests.nodes import StartNode
 
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import Victim

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 import pytest
-from tests.semantics.conftest import StartNode
+from tests.nodes import StartNode
 
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.objects import ack_of, body_of, is_missing, keys_of, refusal

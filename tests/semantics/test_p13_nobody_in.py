@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.semantics.conftest import StartNode
+from tests.nodes import StartNode
 
 from tiergate.testing.node import RunningNode
 from tiergate.testing.objects import body_of, refusal
