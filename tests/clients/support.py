@@ -46,7 +46,11 @@ def installed(package: str) -> Callable[[], str]:
 def _s5cmd_version() -> str:
     # The package's version is not the program's.
     command = [str(Path(sys.executable).parent / "s5cmd"), "version"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split("-")[0].strip()
+    return (
+        subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        .stdout.split("-")[0]
+        .removeprefix("v")
+    )
 
 
 CLIENTS = {
@@ -125,8 +129,9 @@ def render(operations: Mapping[str, set[str]], versions: Mapping[str, str]) -> s
         "",
         f"{YES}: the client used the operation, and was answered with success. No mark: the tests saw no such request",
         'of this client, which says nothing against it. "gateway": the gateway carries the operation out itself,',
-        'unless the request holds something it does not know; then, and where it says "origin", the request is',
-        "forwarded, re-signed, and answered as the origin answers. The last row marks clients with such requests.",
+        "unless the request holds something it does not know, or copies what only the origin holds; then, and where",
+        'it says "origin", the request is forwarded, re-signed, and answered as the origin answers. The last row marks',
+        "clients that sent such requests.",
         "",
         f"| operation | by | {' | '.join(CLIENTS)} |",
         f"|---|---|{'---|' * len(CLIENTS)}",

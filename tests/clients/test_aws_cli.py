@@ -11,7 +11,7 @@ from urllib.request import urlopen
 import pytest
 from tests.clients.conftest import BUCKET, Readers, Run
 
-pytestmark = pytest.mark.client("AWS CLI")
+pytestmark = [pytest.mark.client("AWS CLI"), pytest.mark.timeout(300)]  # many processes
 
 MIB = 1 << 20
 

@@ -7,6 +7,8 @@ import pytest
 from tests.clients.conftest import BUCKET, Readers, Run
 from tests.clients.environments import python_of
 
+pytestmark = pytest.mark.timeout(300)  # many processes
+
 DRIVER = Path(__file__).parent / "drivers" / "boto3_release.py"
 
 
