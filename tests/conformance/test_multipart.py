@@ -251,3 +251,17 @@ def test_what_only_the_origin_knows_is_not_taken_for_a_lost_upload(s3: Bucket, p
     news = {"x-amz-new-feature": "1"}
     refused(s3.call("PUT", key, BODY, news, partNumber="1", uploadId=upload_id), 501, "NotImplemented")
     assert s3.call("PUT", key, BODY, partNumber="1", uploadId=upload_id).status == 200
+
+
+def test_copy_part_by_part_has_the_etag_of_its_source(s3: Bucket, prefix: str) -> None:
+    bodies = [b"a" * (6 * MIB), b"b" * (5 * MIB), b"c"]
+    etag = s3.multipart(f"{prefix}s", bodies)
+    upload_id, parts, start = s3.create_upload(f"{prefix}k"), [], 0
+    for number, body in enumerate(bodies, 1):
+        span = f"bytes={start}-{start + len(body) - 1}"
+        headers = {"x-amz-copy-source": f"conformance/{prefix}s", "x-amz-copy-source-range": span}
+        reply = s3.call("PUT", f"{prefix}k", b"", headers, partNumber=str(number), uploadId=upload_id)
+        parts.append((number, reply.text("ETag")))
+        start += len(body)
+    done = s3.complete(f"{prefix}k", upload_id, parts)
+    assert (done.status, done.text("ETag")) == (200, etag), str(done)

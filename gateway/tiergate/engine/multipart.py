@@ -128,9 +128,9 @@ class Multipart:
         headers[ACK_HEADER] = ACK_ORIGIN if part.spilled_etag else ACK_MEMORY
         return Answer(200, headers)
 
-    async def keep_part(self, upload: Upload, number: int, taken: Taken) -> Part:
+    async def keep_part(self, upload: Upload, number: int, taken: Taken, known_etag: str = "") -> Part:
         """Record a part whose bytes are sealed in memory, with the checksum of the upload's algorithm; a part it
-        replaces lets its bytes go.
+        replaces lets its bytes go. `known_etag` is the ETag that the same bytes have as a part elsewhere.
 
         Raises:
             NotFoundError: the upload ended meanwhile.
@@ -139,7 +139,7 @@ class Multipart:
         if upload.algorithm and upload.algorithm not in checksums:
             checksums = {upload.algorithm: await bodies_digest(self._rooms.memory, [body], upload.algorithm)}
         now_s = int(self._rooms.clock.wall_s())
-        part = Part(number, body, part_etag(body, taken.md5_hex), now_s, checksums)
+        part = Part(number, body, part_etag(body, taken.md5_hex or known_etag), now_s, checksums)
         replaced = await self._rooms.directory.put_part(upload.upload_id, part)
         self._rooms.memory.confirm(upload.upload_id, [body.uid])
         if replaced is not None:

@@ -17,7 +17,7 @@ from tiergate.engine.rooms import Rooms
 from tiergate.engine.spill import Spill
 from tiergate.engine.through import Through
 from tiergate.errors import MemoryFullError, OriginRefusedError, PreconditionError, RequestError
-from tiergate.model import ObjectName, Part, Upload, new_uid
+from tiergate.model import ObjectName, Part, Upload, Version, new_uid
 from tiergate.origin.answers import lower_names
 from tiergate.origin.forward import ForwardAnswer, ForwardRequest
 from tiergate.origin.refusals import fault_of
@@ -36,10 +36,12 @@ versions."""
 class SourceBody:
     """The bytes of a copy's source as a body that arrives (implements `engine.calls.IncomingBody`)."""
 
-    def __init__(self, stream: Outgoing, size_bytes: int, version_id: str) -> None:
+    def __init__(self, stream: Outgoing, size_bytes: int, version_id: str, part_etag: str = "") -> None:
         self._stream = stream
         self.size_bytes: int | None = size_bytes
         self.version_id = version_id
+        self.part_etag = part_etag
+        """The ETag of the source's part that these bytes are, if they are just one."""
         self.framing = Framing(chunked=False)
 
     def pieces(self) -> AsyncIterator[bytes | memoryview]:
@@ -120,7 +122,7 @@ class PartCopies:
             return await self._spill.part_through(body, upload, number, uid)
         try:
             taken = await self._intake.copy(call.name, body.pieces(), receiving, size_bytes)
-            return await self._multipart.keep_part(upload, number, taken)
+            return await self._multipart.keep_part(upload, number, taken, body.part_etag)
         except BaseException:
             receiving.abort()
             raise
@@ -141,7 +143,10 @@ class PartCopies:
             return start, end
 
         current, (start, end), stream = await self._reads.open(source, decide, lambda span: span)
-        return SourceBody(stream, end - start, current.version.headers.get(VERSION_HEADER, ""))
+        version = current.version
+        return SourceBody(
+            stream, end - start, version.headers.get(VERSION_HEADER, ""), etag_of_part(version, start, end)
+        )
 
     async def _past(self, call: Call, source: ObjectName, version_id: str) -> SourceBody:
         """A named version of the source, which only the origin has.
@@ -163,6 +168,17 @@ class PartCopies:
             await answer.close()
             raise
         return SourceBody(answer, size_bytes, version_id)
+
+
+def etag_of_part(version: Version, start: int, end: int) -> str:
+    """The ETag of the part that is just the bytes [start, end) of a version; "" if none is. The same bytes as a part
+    have the same ETag, so that a copy part by part has that of its source."""
+    offset = 0
+    for part in version.parts:
+        if (offset, offset + part.body.size_bytes) == (start, end) and version.multipart and not version.foreign:
+            return part.etag
+        offset += part.body.size_bytes
+    return ""
 
 
 def conditions_on(headers: Mapping[str, str]) -> dict[str, str]:
