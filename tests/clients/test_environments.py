@@ -23,7 +23,12 @@ def test_environment_without_an_index_says_what_it_needs(monkeypatch: pytest.Mon
 def test_environment_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     built: list[str] = []
-    monkeypatch.setattr(environments, "_build", lambda name, folder, pins: (folder.mkdir(), built.append(name)))
+
+    def build(name: str, folder: Path, _pins: tuple[str, ...]) -> None:
+        folder.mkdir()
+        built.append(name)
+
+    monkeypatch.setattr(environments, "_build", build)
     monkeypatch.setitem(environments.ENVIRONMENTS, "some", ("six==1.17.0",))
     assert python_of("some") == python_of("some")
     monkeypatch.setitem(environments.ENVIRONMENTS, "some", ("six==1.16.0",))

@@ -175,6 +175,10 @@ def object_of(headers: Mapping[str, str], size_bytes: int) -> OriginObject:
         # Some servers leave it out; the form of the value says it.
         # https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-upload.html
         checksum_type = COMPOSITE if any("-" in value for value in checksums.values()) else FULL_OBJECT
+    parts_count = _parts_count(headers, etag)
+    if checksum_type == COMPOSITE and parts_count is not None:
+        # Some servers leave the number of parts out; SDKs would then take it for the checksum of the whole body.
+        checksums = {name: value if "-" in value else f"{value}-{parts_count}" for name, value in checksums.items()}
     return OriginObject(
         etag=etag,
         size_bytes=size_bytes,
@@ -184,7 +188,7 @@ def object_of(headers: Mapping[str, str], size_bytes: int) -> OriginObject:
         checksums=checksums,
         checksum_type=checksum_type,
         version_id=_version_id(headers),
-        parts_count=_parts_count(headers, etag),
+        parts_count=parts_count,
         storage_class=headers.get("x-amz-storage-class", "STANDARD"),
         stamp=stamp,
     )
