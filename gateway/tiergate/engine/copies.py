@@ -11,11 +11,11 @@ from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call
 from tiergate.engine.current import Current, Resolver
 from tiergate.engine.digests import object_digest
+from tiergate.engine.forwarding import Forwarding
 from tiergate.engine.ground import WriteConditions
 from tiergate.engine.identity import Description
 from tiergate.engine.intake import Intake
 from tiergate.engine.rooms import Rooms
-from tiergate.engine.through import Through
 from tiergate.engine.writes import Writes
 from tiergate.errors import RequestError
 from tiergate.model import ObjectName, Version, new_uid
@@ -51,32 +51,32 @@ class Copies:
         buckets: Buckets,
         resolver: Resolver,
         intake: Intake,
-        through: Through,
+        forwarding: Forwarding,
         writes: Writes,
     ) -> None:
         self._rooms = rooms
         self._buckets = buckets
         self._resolver = resolver
         self._intake = intake
-        self._through = through
+        self._forwarding = forwarding
         self._writes = writes
 
     async def copy(self, call: Call) -> Answer:
         """CopyObject."""
         named = parse_copy_source(call.headers["x-amz-copy-source"])
         if named is None:
-            return await self._through.forward_write(call, [call.name])
+            return await self._forwarding.write(call, [call.name])
         source, version_id = ObjectName(*named[:2]), named[2]
         bucket = await self._buckets.known(call.target.bucket)
         source_bucket = await self._buckets.known(source.bucket)
         if version_id is not None or bucket.versioned or source_bucket.versioned:
-            return await self._through.forward_write(call, [call.name], [source])
+            return await self._forwarding.write(call, [call.name], [source])
         current = await self._resolver.current(source)
         check_copy_source(copy_source_conditions(call.params), current.etags, current.version.modified_s)
         await self._intake.admit()
         version = await self._described(call, source, current)
         if version is None or not self._share(current, version):
-            return await self._through.forward_write(call, [call.name], [source])
+            return await self._forwarding.write(call, [call.name], [source])
         try:
             conditions = WriteConditions.of(call.params)
             ground = await self._writes.ground(call.name, conditions)

@@ -12,6 +12,7 @@ from tiergate.engine.acks import ACK_HEADER, ACK_MEMORY, ACK_ORIGIN
 from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call
 from tiergate.engine.digests import bodies_digest
+from tiergate.engine.forwarding import READING_METHODS, Forwarding, named_source
 from tiergate.engine.ground import WriteConditions
 from tiergate.engine.identity import Description, completed_version, part_etag
 from tiergate.engine.intake import Intake, Taken
@@ -29,7 +30,6 @@ from tiergate.engine.parts import (
 )
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.spill import Spill
-from tiergate.engine.through import READING_METHODS, Through, named_source
 from tiergate.engine.writes import Writes, put_members
 from tiergate.errors import MemoryFullError, NotFoundError, RequestError
 from tiergate.model import Part, Upload, Version, new_uid
@@ -55,12 +55,12 @@ class Multipart:
     """The six multipart operations (UploadPartCopy lives with the copies)."""
 
     def __init__(
-        self, rooms: Rooms, buckets: Buckets, intake: Intake, through: Through, writes: Writes, spill: Spill
+        self, rooms: Rooms, buckets: Buckets, intake: Intake, forwarding: Forwarding, writes: Writes, spill: Spill
     ) -> None:
         self._rooms = rooms
         self._buckets = buckets
         self._intake = intake
-        self._through = through
+        self._forwarding = forwarding
         self._writes = writes
         self._spill = spill
 
@@ -73,10 +73,10 @@ class Multipart:
         """CreateMultipartUpload. In a versioned bucket the upload is the origin's own."""
         bucket = await self._buckets.known(call.target.bucket)
         if bucket.versioned:
-            return await self._through.forward(call)
+            return await self._forwarding.plain(call)
         algorithm = (call.params.get("ChecksumAlgorithm") or "").lower()
         if algorithm and algorithm not in ALGORITHMS:
-            return await self._through.forward(call)
+            return await self._forwarding.plain(call)
         kind = call.params.get("ChecksumType") or (ALGORITHMS[algorithm].types[0] if algorithm else "")
         if algorithm and kind not in ALGORITHMS[algorithm].types:
             raise RequestError(
@@ -244,10 +244,10 @@ class Multipart:
         if call.params["UploadId"].startswith(UPLOAD_MARK):
             raise no_such_upload(call.params["UploadId"])
         if call.operation == "CompleteMultipartUpload":
-            return await self._through.forward_write(call, [call.name])
+            return await self._forwarding.write(call, [call.name])
         # Parts change no object; the source of a copied one must be there.
-        await self._through.turn.settle(named_source(call))
-        answer = await self._through.forward(call)
+        await self._forwarding.turn.settle(named_source(call))
+        answer = await self._forwarding.plain(call)
         if call.method not in READING_METHODS:
             answer.headers.setdefault(ACK_HEADER, ACK_ORIGIN)
         return answer

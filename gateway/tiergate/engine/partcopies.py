@@ -9,13 +9,13 @@ from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call, Framing, Outgoing
 from tiergate.engine.copies import LARGEST_COPY_BYTES, too_large_to_copy
 from tiergate.engine.current import Current
+from tiergate.engine.forwarding import Forwarding
 from tiergate.engine.intake import Intake
 from tiergate.engine.multipart import Multipart
 from tiergate.engine.parts import part_members, part_number
 from tiergate.engine.reads import Reads
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.spill import Spill
-from tiergate.engine.through import Through
 from tiergate.errors import MemoryFullError, OriginRefusedError, PreconditionError, RequestError
 from tiergate.model import ObjectName, Part, Upload, Version, new_uid
 from tiergate.origin.answers import lower_names
@@ -75,7 +75,7 @@ class PartCopies:
         rooms: Rooms,
         buckets: Buckets,
         intake: Intake,
-        through: Through,
+        forwarding: Forwarding,
         reads: Reads,
         multipart: Multipart,
         spill: Spill,
@@ -83,7 +83,7 @@ class PartCopies:
         self._rooms = rooms
         self._buckets = buckets
         self._intake = intake
-        self._through = through
+        self._forwarding = forwarding
         self._reads = reads
         self._multipart = multipart
         self._spill = spill
@@ -155,7 +155,7 @@ class PartCopies:
             PreconditionError, RequestError: as `_current`.
             OriginRefusedError: there is no such version.
         """
-        await self._through.turn.settle([source])
+        await self._forwarding.turn.settle([source])
         wanted = call.params.get("CopySourceRange")
         headers = {"range": wanted} if wanted and parse_copy_range(wanted, 1 << 62) else {}
         headers |= conditions_on(call.headers)

@@ -7,9 +7,9 @@ from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call
 from tiergate.engine.current import Current, Resolver, no_such_key
 from tiergate.engine.fills import Fills, ForeignVersionError, Source
+from tiergate.engine.forwarding import Forwarding
 from tiergate.engine.outage import Outage
 from tiergate.engine.rooms import Rooms, bodies_of, log_name
-from tiergate.engine.through import Through
 from tiergate.errors import NotFoundError, OverloadedError, RequestError, invariant
 from tiergate.memory.memory import Pin
 from tiergate.model import BLOCK_BYTES, Body, ObjectName, State, Version
@@ -38,13 +38,13 @@ class Reads:
     """The reading operations."""
 
     def __init__(
-        self, rooms: Rooms, buckets: Buckets, resolver: Resolver, fills: Fills, through: Through, outage: Outage
+        self, rooms: Rooms, buckets: Buckets, resolver: Resolver, fills: Fills, forwarding: Forwarding, outage: Outage
     ) -> None:
         self._rooms = rooms
         self._buckets = buckets
         self._resolver = resolver
         self._fills = fills
-        self._through = through
+        self._forwarding = forwarding
         self._outage = outage
 
     async def head(self, call: Call) -> Answer:
@@ -54,7 +54,7 @@ class Reads:
         except NotFoundError:
             return await self._missing(call)
         if only_origin_knows(call, current.version):
-            return await self._through.forward_settled(call, [call.name])
+            return await self._forwarding.settled(call, [call.name])
         status, headers, start, end = self._head_of(call, current)
         headers["x-tiergate-tier"] = self._tier(current.version)
         return Answer(status, headers, b"", end - start)
@@ -72,7 +72,7 @@ class Reads:
         try:
             _, (status, headers, start, end), stream = await self.open(call.name, decide, lambda head: head[2:])
         except OnlyOriginKnowsError:
-            return await self._through.forward_settled(call, [call.name])
+            return await self._forwarding.settled(call, [call.name])
         except NotFoundError:
             return await self._missing(call)
         self._rooms.metrics.reads.inc(1, headers["x-tiergate-tier"])
@@ -85,7 +85,7 @@ class Reads:
             NotFoundError: NoSuchKey, NoSuchBucket.
         """
         if (await self._buckets.known(call.target.bucket)).versioned:
-            return await self._through.forward_settled(call, [call.name])
+            return await self._forwarding.settled(call, [call.name])
         raise no_such_key(call.name)
 
     async def open(

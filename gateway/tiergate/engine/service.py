@@ -7,6 +7,7 @@ from tiergate.engine.calls import Answer, Call
 from tiergate.engine.copies import Copies
 from tiergate.engine.current import Resolver
 from tiergate.engine.fills import Fills
+from tiergate.engine.forwarding import Forwarding
 from tiergate.engine.intake import Intake
 from tiergate.engine.listing import Listings
 from tiergate.engine.multipart import Multipart
@@ -17,6 +18,7 @@ from tiergate.engine.reads import Reads
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.spill import Spill
 from tiergate.engine.through import Through
+from tiergate.engine.turn import Turn
 from tiergate.engine.writes import Writes
 from tiergate.errors import RequestError
 from tiergate.s3.operations import render
@@ -43,13 +45,15 @@ class Service:
         self._fills = Fills(rooms)
         resolver = Resolver(rooms, self._outage)
         intake = Intake(rooms)
-        self._through = Through(rooms, self._outage, resolver)
-        writes = Writes(rooms, self._buckets, resolver, intake, self._through)
-        spill = Spill(rooms, self._through)
-        self._multipart = multipart = Multipart(rooms, self._buckets, intake, self._through, writes, spill)
-        reads = Reads(rooms, self._buckets, resolver, self._fills, self._through, self._outage)
-        copies = Copies(rooms, self._buckets, resolver, intake, self._through, writes)
-        part_copies = PartCopies(rooms, self._buckets, intake, self._through, reads, multipart, spill)
+        turn = Turn(rooms)
+        through = Through(rooms, turn)
+        self._forwarding = Forwarding(rooms, self._outage, resolver, turn)
+        writes = Writes(rooms, self._buckets, resolver, intake, through, self._forwarding)
+        spill = Spill(rooms, through)
+        self._multipart = multipart = Multipart(rooms, self._buckets, intake, self._forwarding, writes, spill)
+        reads = Reads(rooms, self._buckets, resolver, self._fills, self._forwarding, self._outage)
+        copies = Copies(rooms, self._buckets, resolver, intake, self._forwarding, writes)
+        part_copies = PartCopies(rooms, self._buckets, intake, self._forwarding, reads, multipart, spill)
         listings = Listings(rooms, self._buckets, self._outage)
         self._operations: dict[str, Operation] = {
             "GetObject": reads.get,
@@ -84,7 +88,7 @@ class Service:
         operation = self._operations.get(call.operation)
         if operation is None or call.forwards or not is_owned(call.operation, call.params):
             if operation is None or not await self._multipart.concerns_own(call):
-                return await self._through.forward_any(call)
+                return await self._forwarding.any(call)
             await self._vouched(call)
         return await operation(call)
 

@@ -8,6 +8,7 @@ from tiergate.engine.acks import ACK_HEADER, ACK_MEMORY
 from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call
 from tiergate.engine.current import Resolver
+from tiergate.engine.forwarding import Forwarding
 from tiergate.engine.ground import Ground, WriteConditions
 from tiergate.engine.identity import KEPT_HEADERS, Description, put_etag, put_version
 from tiergate.engine.intake import Intake
@@ -27,12 +28,21 @@ CONDITION_ATTEMPTS_COUNT = 16
 class Writes:
     """The writing operations on whole objects."""
 
-    def __init__(self, rooms: Rooms, buckets: Buckets, resolver: Resolver, intake: Intake, through: Through) -> None:
+    def __init__(
+        self,
+        rooms: Rooms,
+        buckets: Buckets,
+        resolver: Resolver,
+        intake: Intake,
+        through: Through,
+        forwarding: Forwarding,
+    ) -> None:
         self._rooms = rooms
         self._buckets = buckets
         self._resolver = resolver
         self._intake = intake
         self._through = through
+        self._forwarding = forwarding
 
     async def put(self, call: Call) -> Answer:
         """PutObject. Where memory has no room, or the bucket is versioned, the write goes through to the origin."""
@@ -143,7 +153,7 @@ class Writes:
         bucket = await self._buckets.known(call.target.bucket)
         conditions = WriteConditions.of(call.params)
         if bucket.versioned or "IfMatchLastModifiedTime" in call.params or "IfMatchSize" in call.params:
-            return await self._through.forward_settled(call, [call.name])
+            return await self._forwarding.settled(call, [call.name])
         ground = await self.ground(call.name, conditions)
         await self._delete(call.name, conditions, ground)
         return Answer(204, {ACK_HEADER: ACK_MEMORY})
@@ -167,7 +177,7 @@ class Writes:
         names = [ObjectName(call.target.bucket, item["Key"]) for item in wanted]
         plain = all(item.keys() <= {"Key", "ETag"} for item in wanted)
         if bucket.versioned or not plain or "MFA" in call.params:
-            return await self._through.forward_settled(call, names)
+            return await self._forwarding.settled(call, names)
         deleted: list[dict[str, Any]] = []
         errors: list[dict[str, Any]] = []
         for name, item in zip(names, wanted, strict=True):
