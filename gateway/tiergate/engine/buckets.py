@@ -1,8 +1,9 @@
 """What is known of buckets: learnt from the origin before the first acknowledgement, then cached."""
 
+import asyncio
 from contextlib import suppress
 
-from tiergate.engine.outage import AWAY, Outage
+from tiergate.engine.outage import AWAY, PATIENCE_S, Outage
 from tiergate.engine.rooms import Rooms
 from tiergate.errors import MemoryFullError, NotFoundError, OriginRefusedError
 from tiergate.model import Bucket
@@ -21,22 +22,24 @@ class Buckets:
     def __init__(self, rooms: Rooms, outage: Outage) -> None:
         self._rooms = rooms
         self._outage = outage
-        self._owners: dict[str, str] = {}
+        self._owners: dict[str, tuple[str, float]] = {}
 
     async def owner(self, name: str) -> str | None:
         """The id of who owns the bucket, and so what the gateway writes there; None while nobody says. It never
-        changes, so it is asked for once."""
-        if name not in self._owners:
+        changes, so it is asked for once; what was not answered is asked for again after `KEPT_S`. Too little hangs on
+        it to call the origin away for its silence."""
+        now_s = self._rooms.clock.monotonic_s()
+        owner, until_s = self._owners.get(name, ("", 0.0))
+        if not owner and now_s >= until_s and not self._outage.is_on:
             try:
-                owner = await self._outage.ask(name, lambda: self._rooms.origin.get_bucket_owner(name))
-            except AWAY:
-                return None
-            except OriginRefusedError:
+                async with asyncio.timeout(PATIENCE_S):
+                    owner = await self._rooms.origin.get_bucket_owner(name)
+            except (*AWAY, OriginRefusedError):
                 owner = ""  # Who may write need not be allowed to read ACLs.
             if len(self._owners) >= OWNERS_LIMIT_COUNT:
                 self._owners.clear()
-            self._owners[name] = owner
-        return self._owners[name] or None
+            self._owners[name] = (owner, now_s + KEPT_S)
+        return owner or None
 
     async def known(self, name: str) -> Bucket:
         """What the origin says of the bucket, at most `KEPT_S` old; older when the origin does not answer.
