@@ -66,6 +66,25 @@ class MemoryFullError(OverloadedError):
     """The memory budget is used up by bytes that may not be evicted."""
 
 
+class DirectoryUnavailableError(OverloadedError):
+    """The cluster's directory does not answer, or nobody leads it. Nothing was changed."""
+
+
+class OutcomeUnknownError(DirectoryUnavailableError):
+    """A change was sent to the cluster's directory and no answer came in time: it may have happened, or may yet. What
+    it names must be kept until the directory can be asked."""
+
+
+class CompactedError(TiergateError):
+    """The directory no longer keeps the history asked for: read anew, then go on from there."""
+
+    retry = Retry.LATER
+
+
+class ForeignDirectoryError(TiergateError):
+    """Another etcd cluster answers than the one that was joined: replaced, or restored from a snapshot."""
+
+
 class OriginError(TiergateError):
     """The origin could not or would not do it."""
 

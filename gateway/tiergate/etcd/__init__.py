@@ -1,0 +1,1 @@
+"""etcd v3 as this product uses it: reads, guarded transactions, leases and watches, over gRPC."""

@@ -1,0 +1,220 @@
+"""The client of an etcd cluster: picks members, tries again where that is safe, and never where it is not."""
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from tiergate.clock import Clock
+from tiergate.errors import (
+    ConfigError,
+    DirectoryUnavailableError,
+    FencedError,
+    ForeignDirectoryError,
+    InvariantError,
+    OutcomeUnknownError,
+    invariant,
+)
+from tiergate.etcd.channel import Member, Tls, TokenRefusedError
+from tiergate.etcd.values import Outcome, Range, Txn
+from tiergate.etcd.wire import outcome_of, rpc, txn_message
+from tiergate.policy.backoff import delay_s
+
+TRY_S = 1.0
+"""One try of a call at one member. A leader is elected within two of them."""
+
+PATIENCE_S = 10.0
+"""So long a call that may be repeated is."""
+
+BACKOFF_BASE_S = 0.05
+BACKOFF_CAP_S = 1.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where the cluster is and who we are to it. `endpoints`: host:port of each member."""
+
+    endpoints: Sequence[str]
+    tls: Tls | None = None
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+
+class EtcdClient:
+    """One for a process, opened in its event loop; `close` it in the end.
+
+    Every method raises `ForeignDirectoryError` when another cluster answers than before, `ConfigError` when etcd does
+    not take our user, and `DirectoryUnavailableError` when no member answers.
+    """
+
+    def __init__(self, access: Access, clock: Clock, rng: random.Random, *, patience_s: float = PATIENCE_S) -> None:
+        invariant(bool(access.endpoints), "an etcd cluster needs an endpoint")
+        self.clock = clock
+        self.rng = rng
+        self._access = access
+        self._patience_s = patience_s
+        self._members = [Member(endpoint, access.tls) for endpoint in access.endpoints]
+        # Each client begins at a member of its own choice, which spreads the reads.
+        self._index = rng.randrange(len(self._members))
+        self._cluster_id = 0
+        self._token = ""
+
+    async def close(self) -> None:
+        """Close all channels; calls in flight end with an error."""
+        for member in self._members:
+            await member.close()
+
+    async def connect(self) -> None:
+        """See that the cluster answers us.
+
+        Raises:
+            ConfigError: it does not take us: it wants a user, or another.
+        """
+        try:
+            await self.read(Range(b"\0"))
+        except InvariantError as error:
+            # So plain a request can only be refused for who sent it.
+            raise ConfigError("etcd refuses us; does it want a user and a password?", **error.context) from error
+
+    # -- reads and transactions
+    async def read(self, *ranges: Range) -> Outcome:
+        """Linearizable reads, all of the same revision. Repeated until a member answers.
+
+        Raises:
+            CompactedError: a revision asked for is no longer kept.
+        """
+        message = txn_message(Txn((), ranges))
+        return outcome_of(await self.repeat(lambda: self._call("txn", message)))
+
+    async def txn(self, txn: Txn) -> Outcome:
+        """A transaction, tried once.
+
+        Raises:
+            OutcomeUnknownError: no answer: it may have happened, or may yet. Only who knows how to tell may repeat it.
+            MemoryFullError: etcd has no room.
+            FencedError: a row is put under a lease that is gone.
+        """
+        try:
+            return outcome_of(await self._call("txn", txn_message(txn)))
+        except DirectoryUnavailableError as error:
+            unknown = OutcomeUnknownError("no answer to a transaction")
+            unknown.context = error.context
+            raise unknown from error
+
+    # -- leases
+    async def grant(self, ttl_s: int) -> int:
+        """The id of a new lease. Repeated: one that was granted without our knowing ends by itself."""
+        message = rpc.LeaseGrantRequest(TTL=ttl_s)
+        answer = await self.repeat(lambda: self._call("grant", message))
+        lease_id: int = answer.ID
+        return lease_id
+
+    async def keep_alive(self, lease_id: int) -> int:
+        """Renew a lease, tried once; returns the seconds it has from now on, 0 if it is gone. Old servers may answer so
+        of a revoked lease: whoever writes guards by what the lease holds."""
+        message = rpc.LeaseKeepAliveRequest(ID=lease_id)
+        _, stream, answer = await self.open("keep_alive", message)
+        stream.cancel()
+        ttl_s: int = answer.TTL
+        return ttl_s
+
+    async def revoke(self, lease_id: int) -> None:
+        """End a lease and delete its rows; nothing if it is gone."""
+        message = rpc.LeaseRevokeRequest(ID=lease_id)
+        try:
+            await self.repeat(lambda: self._call("revoke", message))
+        except FencedError:
+            return
+
+    # -- members
+    async def repeat(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Try until a member answers, a second each, with pauses after a round of all.
+
+        Raises:
+            DirectoryUnavailableError: none did for `patience_s`.
+        """
+        deadline_s = self.clock.monotonic_s() + self._patience_s
+        attempt = 0
+        while True:
+            try:
+                return await call()
+            except DirectoryUnavailableError:
+                attempt += 1
+                pause_s = self.pause_s(attempt)
+                if self.clock.monotonic_s() + pause_s >= deadline_s:
+                    raise
+                await self.clock.sleep(pause_s)
+
+    def pause_s(self, attempt: int) -> float:
+        """How long to wait after so many failures in a row: not at all until every member was asked."""
+        round_count = attempt // len(self._members)
+        return delay_s(round_count, self.rng, BACKOFF_BASE_S, BACKOFF_CAP_S) if round_count else 0.0
+
+    async def _call(self, name: str, message: Any) -> Any:
+        async def at(member: Member, token: str) -> Any:
+            answer = await member.call(name, message, token, TRY_S)
+            self.check(answer)
+            return answer
+
+        return await self._at_member(at)
+
+    async def open(self, name: str, message: Any) -> tuple[Member, Any, Any]:
+        """Open a stream, tried once: the member, the stream and its first answer."""
+
+        async def at(member: Member, token: str) -> tuple[Member, Any, Any]:
+            stream, answer = await member.open(name, message, token, TRY_S)
+            try:
+                self.check(answer)
+            except ForeignDirectoryError:
+                stream.cancel()
+                raise
+            return member, stream, answer
+
+        return await self._at_member(at)
+
+    async def _at_member(self, call: Callable[[Member, str], Awaitable[T]]) -> T:
+        member = self._members[self._index]
+        try:
+            try:
+                return await call(member, await self._authenticated(member))
+            except TokenRefusedError:
+                # What was refused did not happen, so this is no blind repetition.
+                self._token = ""
+                return await call(member, await self._authenticated(member))
+        except TokenRefusedError as error:
+            if self._access.user:
+                raise ConfigError(f"etcd at {member.endpoint} refuses us or the request", **error.context) from error
+            raise InvariantError("etcd refuses the request", **error.context) from error
+        except DirectoryUnavailableError:
+            self.avoid(member)
+            raise
+
+    async def _authenticated(self, member: Member) -> str:
+        if self._access.user and not self._token:
+            message = rpc.AuthenticateRequest(name=self._access.user, password=self._access.password)
+            answer = await member.call("authenticate", message, "", TRY_S)
+            self._token = answer.token
+        return self._token
+
+    def avoid(self, member: Member) -> None:
+        """Go to the next member, unless somebody did already."""
+        if self._members[self._index] is member:
+            self._index = (self._index + 1) % len(self._members)
+
+    def forget_token(self) -> None:
+        """The token is not taken any more."""
+        self._token = ""
+
+    def check(self, answer: Any) -> None:
+        """See that the cluster that was met first answers.
+
+        Raises:
+            ForeignDirectoryError: another one does.
+        """
+        cluster_id: int = answer.header.cluster_id
+        if not self._cluster_id:
+            self._cluster_id = cluster_id
+        if cluster_id != self._cluster_id:
+            raise ForeignDirectoryError("another etcd cluster answers", expected=self._cluster_id, answered=cluster_id)
