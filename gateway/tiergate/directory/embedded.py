@@ -15,11 +15,11 @@ from typing import TypeVar
 
 import lmdb
 
-from tiergate.checkpoints.markers import collide
-from tiergate.directory import transitions
+from tiergate.directory import transitions, uploads
 from tiergate.directory.base import Committed, Finished, Intent, Seen
-from tiergate.directory.rows import TABLE_NAMES, Named, Orphan, Rows, Tables, decode
-from tiergate.errors import ConflictError, MemoryFullError, NotFoundError
+from tiergate.directory.codec import Named, Orphan, decode
+from tiergate.directory.rows import TABLE_NAMES, LmdbRows, Tables
+from tiergate.errors import MemoryFullError
 from tiergate.lmdbfile import open_environment
 from tiergate.model import (
     NO_BASE,
@@ -35,6 +35,7 @@ from tiergate.model import (
     Step,
     Upload,
     Version,
+    new_uid,
 )
 
 TRIM_COUNT = 1000
@@ -76,11 +77,11 @@ class EmbeddedDirectory:
         self._environment.close()
 
     @contextmanager
-    def _reading(self) -> Iterator[Rows]:
+    def _reading(self) -> Iterator[LmdbRows]:
         with self._environment.begin() as txn:
-            yield Rows(txn, self._tables)
+            yield LmdbRows(txn, self._tables)
 
-    async def _change(self, transition: Callable[[Rows], T]) -> T:
+    async def _change(self, transition: Callable[[LmdbRows], T]) -> T:
         """Pages that were replaced are free again only when no reader sees them any more. A reader needs little time,
         but it may have died, or may have lost the processor: this waits for it, while others of this process go on."""
         for pause_s in READER_PAUSES_S:
@@ -94,11 +95,11 @@ class EmbeddedDirectory:
         except lmdb.MapFullError as error:
             raise MemoryFullError("the directory is full", retry_after_s=FULL_RETRY_S) from error
 
-    def _transact(self, transition: Callable[[Rows], T]) -> T:
+    def _transact(self, transition: Callable[[LmdbRows], T]) -> T:
         with self._environment.begin(write=True) as txn:
-            return transition(Rows(txn, self._tables))
+            return transition(LmdbRows(txn, self._tables))
 
-    async def _add(self, transition: Callable[[Rows], T]) -> T:
+    async def _add(self, transition: Callable[[LmdbRows], T]) -> T:
         """A change that brings something new: it leaves room for those that finish and forget."""
         if self._is_fuller_than(ADDING_SHARE):
             raise MemoryFullError("the directory is full", retry_after_s=FULL_RETRY_S)
@@ -139,7 +140,8 @@ class EmbeddedDirectory:
         return await self._add(lambda rows: transitions.put_through(rows, name, version, origin_etag, intent))
 
     async def delete(self, name: ObjectName, intent: Intent) -> Committed | None:
-        return await self._add(lambda rows: transitions.delete(rows, name, intent))
+        uid = f"delete-{new_uid(intent.now_s)}"
+        return await self._add(lambda rows: transitions.delete(rows, name, uid, intent))
 
     async def adopt(
         self,
@@ -150,42 +152,23 @@ class EmbeddedDirectory:
         now_s: float,
         since: int | None = None,
     ) -> Record:
-        def transition(rows: Rows) -> Record:
-            known = rows.record(name)
-            if known is not None:
-                return known
-            if since is not None and rows.drops(name) != since:
-                raise ConflictError("the key was deleted meanwhile", bucket=name.bucket, key=name.key)
-            modified = rows.next_revision()
-            # Nobody knows when it was committed: a member counts as before all markers, a marker as after all.
-            revision = modified if role is Role.MARKER else 0
-            record = Record(name, State.CLEAN, revision, modified, version, origin_etag, now_s, role)
-            rows.put_record(record)
-            return record
-
-        return await self._add(transition)
+        return await self._add(lambda rows: transitions.adopt(rows, name, version, origin_etag, role, now_s, since))
 
     async def revalidated(self, name: ObjectName, uid: str, now_s: float) -> None:
-        def transition(rows: Rows) -> None:
-            record = _clean(rows, name, uid)
-            if record is not None:
-                rows.touch_record(replace(record, validated_s=now_s))
-
-        await self._change(transition)
+        await self._change(lambda rows: transitions.revalidated(rows, name, uid, now_s))
 
     async def forget(self, name: ObjectName, uid: str | None) -> Version | None:
-        def transition(rows: Rows) -> Version | None:
-            record = _clean(rows, name, uid)
-            if record is None:
-                return None
-            rows.drop_record(name)
-            return record.version
-
-        return await self._change(transition)
+        return await self._change(lambda rows: transitions.forget(rows, name, uid))
 
     async def trim_clean(self, keep_count: int) -> list[Version]:
         at_least = TRIM_COUNT if self._is_fuller_than(TRIMMED_SHARE) else 0
-        return list(await self._change(lambda rows: transitions.trim_clean(rows, keep_count, at_least, TRIM_COUNT)))
+
+        def trim(rows: LmdbRows) -> list[Version]:
+            excess = max(0, min(TRIM_COUNT, max(rows.count("clean") - keep_count, at_least)))
+            names = (named.name for named in rows.clean_oldest() if not rows.is_marker(named.name))
+            return transitions.drop_clean(rows, list(islice(names, excess)))
+
+        return await self._change(trim)
 
     # -- write-back
     async def pending(self) -> list[Pending]:
@@ -211,26 +194,13 @@ class EmbeddedDirectory:
         return await self._owned(name, uid, lambda write: replace(write, base=base))
 
     async def _owned(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> Pending:
-        return await self._change(lambda rows: transitions.change(rows, change(transitions.owned(rows, name, uid))))
+        return await self._change(lambda rows: transitions.change_owned(rows, name, uid, change))
 
     async def _if_owned(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> None:
-        def transition(rows: Rows) -> None:
-            write = rows.pending(name)
-            if write is not None and write.uid == uid:
-                rows.put_pending(change(write))
-
-        await self._change(transition)
+        await self._change(lambda rows: transitions.change_if_owned(rows, name, uid, change))
 
     async def drop_leftovers(self, name: ObjectName, dropped: Sequence[OriginUpload]) -> None:
-        def transition(rows: Rows) -> None:
-            write = rows.pending(name)
-            if write is not None and write.leftovers:
-                left = tuple(upload for upload in write.leftovers if upload not in dropped)
-                rows.put_pending(replace(write, leftovers=left))
-            for upload in dropped:
-                rows.drop_orphan(name, upload)
-
-        await self._change(transition)
+        await self._change(lambda rows: transitions.drop_leftovers(rows, name, dropped))
 
     async def orphan_uploads(self) -> list[tuple[ObjectName, OriginUpload]]:
         with self._reading() as rows:
@@ -263,21 +233,14 @@ class EmbeddedDirectory:
 
     # -- steps under way
     async def begin_step(self, step: Step) -> bool:
-        def transition(rows: Rows) -> bool:
-            others = [other for other in rows.steps() if other.uid != step.uid]
-            if any((step.through or other.through) and collide(step, other) for other in others):
-                return False
-            rows.put_step(step)
-            return True
-
-        return await self._change(transition)
+        return await self._change(lambda rows: transitions.begin_step(rows, step))
 
     async def steps(self) -> list[Step]:
         with self._reading() as rows:
-            return rows.steps()
+            return rows.all_steps()
 
     async def end_step(self, step: Step) -> None:
-        await self._change(lambda rows: rows.drop_step(step.uid))
+        await self._change(lambda rows: rows.drop_step(step))
 
     # -- multipart uploads of clients
     async def create_upload(self, upload: Upload) -> None:
@@ -295,32 +258,13 @@ class EmbeddedDirectory:
         return sorted(found, key=lambda upload: (upload.name.key.encode(), upload.started_s, upload.upload_id))
 
     async def put_part(self, upload_id: str, part: Part) -> Part | None:
-        def transition(rows: Rows) -> Part | None:
-            _upload(rows, upload_id)
-            replaced = rows.part(upload_id, part.number)
-            rows.put_part(upload_id, part)
-            return replaced
-
-        return await self._add(transition)
+        return await self._add(lambda rows: uploads.put_part(rows, upload_id, part))
 
     async def note_spill(self, upload_id: str, spill_id: str) -> str:
-        def transition(rows: Rows) -> str:
-            upload = _upload(rows, upload_id)
-            if not upload.spill_id:
-                rows.put_upload(replace(upload, spill_id=spill_id))
-            return upload.spill_id or spill_id
-
-        return await self._change(transition)
+        return await self._change(lambda rows: uploads.note_spill(rows, upload_id, spill_id))
 
     async def move_part(self, upload_id: str, part: Part, moved: Part) -> bool:
-        def transition(rows: Rows) -> bool:
-            current = rows.part(upload_id, part.number)
-            if current is None or current.body.uid != part.body.uid:
-                return False
-            rows.put_part(upload_id, moved)
-            return True
-
-        return await self._change(transition)
+        return await self._change(lambda rows: uploads.move_part(rows, upload_id, part, moved))
 
     async def origin_upload_ids(self, bucket: str) -> set[str]:
         with self._reading() as rows:
@@ -340,36 +284,17 @@ class EmbeddedDirectory:
         return [decode(Part, value) for value in raw]
 
     async def abort_upload(self, upload_id: str) -> list[Part] | None:
-        def transition(rows: Rows) -> list[Part] | None:
-            upload = rows.upload(upload_id)
-            if upload is None:
-                return None
-            parts = list(rows.parts(upload_id))
-            rows.drop_upload(upload)
-            return parts
-
-        return await self._change(transition)
+        return await self._change(lambda rows: uploads.abort(rows, upload_id))
 
     async def finish_upload(
         self, upload_id: str, version: Version, part_list: Sequence[tuple[int, str]], intent: Intent
     ) -> Committed:
-        def transition(rows: Rows) -> Committed:
-            upload = _upload(rows, upload_id)
-            committed = transitions.put(rows, upload.name, version, intent)
-            _finish(rows, upload, version, part_list, intent.now_s)
-            return committed
-
-        return await self._change(transition)
+        return await self._change(lambda rows: uploads.finish(rows, upload_id, version, part_list, intent))
 
     async def end_spilled(
         self, upload_id: str, version: Version, part_list: Sequence[tuple[int, str]], now_s: float
     ) -> None:
-        def transition(rows: Rows) -> None:
-            upload = rows.upload(upload_id)
-            if upload is not None:
-                _finish(rows, upload, version, part_list, now_s, through=True)
-
-        await self._change(transition)
+        await self._change(lambda rows: uploads.end_spilled(rows, upload_id, version, part_list, now_s))
 
     async def finished_upload(self, upload_id: str) -> Finished | None:
         with self._reading() as rows:
@@ -412,36 +337,3 @@ class EmbeddedDirectory:
             found["markers"] = rows.count("markers")
             found["used_bytes"] = rows.used_pages() * self._environment.stat()["psize"]
         return found
-
-
-def _clean(rows: Rows, name: ObjectName, uid: str | None) -> Record | None:
-    record = rows.record(name)
-    if record is None or record.version is None or record.state is not State.CLEAN:
-        return None
-    return record if uid is None or record.version.uid == uid else None
-
-
-def _upload(rows: Rows, upload_id: str) -> Upload:
-    upload = rows.upload(upload_id)
-    if upload is None:
-        raise NotFoundError(
-            "NoSuchUpload",
-            "The specified upload does not exist. The upload ID may be invalid, or the upload may have been "
-            "aborted or completed.",
-            upload_id=upload_id,
-        )
-    return upload
-
-
-def _finish(
-    rows: Rows,
-    upload: Upload,
-    version: Version,
-    part_list: Sequence[tuple[int, str]],
-    now_s: float,
-    *,
-    through: bool = False,
-) -> None:
-    rows.drop_upload(upload)
-    finished = Finished(upload.name, version.uid, version.etag, tuple(part_list), now_s, through)
-    rows.put_finished(upload.upload_id, finished)

@@ -1,21 +1,18 @@
 """The rows of the embedded directory: tables, codec, and the primitives that keep its indexes true.
 
-A value is a schema byte and the msgpack of a frozen dataclass. Every index is changed here, together with the row
-it belongs to, so that a transition cannot forget one.
+Every index is changed here, together with the row it belongs to, so that a transition cannot forget one.
 """
 
 import hashlib
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import lmdb
-import msgspec
 
 from tiergate.checkpoints.markers import scope_of
 from tiergate.directory.base import Finished
-from tiergate.errors import invariant
+from tiergate.directory.codec import Named, Orphan, decode, encode
 from tiergate.lmdbfile import object_key, prefix_key, tie_key
 from tiergate.model import (
     Bucket,
@@ -30,15 +27,12 @@ from tiergate.model import (
     Upload,
 )
 
-SCHEMA = b"\x01"
-
 _NUMBER = struct.Struct(">Q")
 _PART_NUMBER = struct.Struct(">H")
 _AGE = struct.Struct(">dQ")
 """A time after 1970 and a place; IEEE numbers without a sign sort by their bytes."""
 _COMMIT = struct.Struct(">QQ")
 
-T = TypeVar("T")
 N = TypeVar("N", Record, Pending)
 
 TABLE_NAMES = (
@@ -58,22 +52,6 @@ TABLE_NAMES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Orphan:
-    """An upload in the origin that no pending write owns any more."""
-
-    name: ObjectName
-    upload: OriginUpload
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A name in an index whose keys are too short for it."""
-
-    name: ObjectName
-    uid: str
-
-
 class Tables:
     """The named databases of one environment.
 
@@ -86,29 +64,8 @@ class Tables:
         self.by_name = {name: environment.open_db(name.encode()) for name in TABLE_NAMES}
 
 
-def encode(value: object) -> bytes:
-    """A row's value."""
-    return SCHEMA + msgspec.msgpack.encode(value)
-
-
-_DECODERS: dict[type, msgspec.msgpack.Decoder[Any]] = {
-    kind: msgspec.msgpack.Decoder(kind)
-    for kind in (Record, Pending, Upload, Part, Finished, Orphan, Step, Bucket, Named)
-}
-
-
-def decode(kind: type[T], data: bytes) -> T:
-    """The value of a row.
-
-    Raises:
-        InvariantError: it was written by another version of the schema.
-    """
-    invariant(data[:1] == SCHEMA, "a directory row has another schema", schema=data[:1].hex())
-    return cast(T, _DECODERS[kind].decode(memoryview(data)[1:]))
-
-
-class Rows:
-    """One transaction's view of the tables."""
+class LmdbRows:
+    """Implements `tiergate.directory.view.Rows` over the tables of one LMDB transaction; see there."""
 
     def __init__(self, txn: lmdb.Transaction, tables: Tables) -> None:
         self._txn = txn
@@ -246,6 +203,10 @@ class Rows:
         names = (decode(Named, value).name for _, value in self._scan_prefix("markers", start))
         return [name for name in names if name.bucket == bucket and scope_of(name.key) == scope]
 
+    def is_marker(self, name: ObjectName) -> bool:
+        """Whether the key's record is a marker's."""
+        return self._get("markers", marker_key(name)) is not None
+
     # -- pending writes
     def pending(self, name: ObjectName) -> Pending | None:
         value = self._get("pending", object_key(name.bucket, name.key))
@@ -286,14 +247,18 @@ class Rows:
         self._delete("orphans", _orphan_key(name, upload))
 
     # -- steps under way
-    def steps(self) -> list[Step]:
+    def steps(self, bucket: str) -> list[Step]:
+        return [step for step in self.all_steps() if step.name.bucket == bucket]
+
+    def all_steps(self) -> list[Step]:
+        """The steps that stand."""
         return [decode(Step, value) for _, value in self.scan("steps", b"")]
 
     def put_step(self, step: Step) -> None:
         self._put("steps", _text_key(step.uid), encode(step))
 
-    def drop_step(self, uid: str) -> None:
-        self._delete("steps", _text_key(uid))
+    def drop_step(self, step: Step) -> None:
+        self._delete("steps", _text_key(step.uid))
 
     # -- clients' multipart uploads
     def upload(self, upload_id: str) -> Upload | None:

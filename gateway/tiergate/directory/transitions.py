@@ -1,14 +1,14 @@
 """What a commit does to the rows: guards, inheritance, what is owed, and which markers it disturbs.
 
-Each function is one atomic transition inside the caller's transaction.
+Each function is one atomic transition inside the caller's transaction, the same for every store of the rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from tiergate.checkpoints.markers import ancestor_scopes, scope_of
+from tiergate.checkpoints.markers import ancestor_scopes, collide, scope_of
 from tiergate.directory.base import Committed, Intent
-from tiergate.directory.rows import Rows
+from tiergate.directory.view import Rows
 from tiergate.errors import ConflictError, FencedError
 from tiergate.model import (
     NO_BASE,
@@ -20,6 +20,7 @@ from tiergate.model import (
     Record,
     Role,
     State,
+    Step,
     Version,
 )
 
@@ -73,8 +74,8 @@ def put_through(rows: Rows, name: ObjectName, version: Version, origin_etag: str
     return Committed(revision, old.version if old else None)
 
 
-def delete(rows: Rows, name: ObjectName, intent: Intent) -> Committed | None:
-    """Commit a deletion; where the origin surely has nothing, nothing is owed."""
+def delete(rows: Rows, name: ObjectName, uid: str, intent: Intent) -> Committed | None:
+    """Commit a deletion, as pending write `uid`; where the origin surely has nothing, nothing is owed."""
     old, before = check_guard(rows, name, intent), rows.pending(name)
     if old is not None and old.state is State.TOMBSTONE:
         return None
@@ -91,7 +92,7 @@ def delete(rows: Rows, name: ObjectName, intent: Intent) -> Committed | None:
         rows.put_pending(
             Pending(
                 name=name,
-                uid=f"delete-{revision}",
+                uid=uid,
                 kind=Kind.DELETE,
                 role=intent.role,
                 place=before.place if before else revision,
@@ -224,21 +225,92 @@ def withdraw(rows: Rows, name: ObjectName, uid: str, now_s: float) -> Pending | 
     )
 
 
-def trim_clean(rows: Rows, keep_count: int, at_least: int, limit: int) -> Sequence[Version]:
-    """Drop the oldest clean records beyond `keep_count` or `at_least` so many, markers aside, at most `limit`."""
-    excess = min(limit, max(rows.count("clean") - keep_count, at_least))
-    if excess <= 0:
-        return []
+def drop_clean(rows: Rows, names: Iterable[ObjectName]) -> list[Version]:
+    """Drop those of the records that are clean, markers aside; the versions dropped."""
     dropped: list[Version] = []
-    chosen: list[Record] = []
-    for named in rows.clean_oldest():
-        record = rows.record(named.name)
-        if record is not None and record.role is not Role.MARKER:
-            chosen.append(record)
-        if len(chosen) == excess:
-            break
-    for record in chosen:
-        rows.drop_record(record.name)
-        if record.version is not None:
+    for name in names:
+        record = clean(rows, name, None)
+        if record is not None and record.version is not None and record.role is not Role.MARKER:
+            rows.drop_record(name)
             dropped.append(record.version)
     return dropped
+
+
+def clean(rows: Rows, name: ObjectName, uid: str | None) -> Record | None:
+    """The record, if it is clean and of version `uid` (None: of any)."""
+    record = rows.record(name)
+    if record is None or record.version is None or record.state is not State.CLEAN:
+        return None
+    return record if uid is None or record.version.uid == uid else None
+
+
+def forget(rows: Rows, name: ObjectName, uid: str | None) -> Version | None:
+    """Drop a clean record."""
+    record = clean(rows, name, uid)
+    if record is None:
+        return None
+    rows.drop_record(name)
+    return record.version
+
+
+def revalidated(rows: Rows, name: ObjectName, uid: str, now_s: float) -> None:
+    """The origin still holds a clean version."""
+    record = clean(rows, name, uid)
+    if record is not None:
+        rows.touch_record(replace(record, validated_s=now_s))
+
+
+def adopt(
+    rows: Rows, name: ObjectName, version: Version, origin_etag: str, role: Role, now_s: float, since: int | None
+) -> Record:
+    """Record what was found in the origin, unless the key has a record.
+
+    Raises:
+        ConflictError: the key may have been deleted since the origin was asked.
+    """
+    found = rows.record(name)
+    if found is not None:
+        return found
+    if since is not None and rows.drops(name) != since:
+        raise ConflictError("the key was deleted meanwhile", bucket=name.bucket, key=name.key)
+    modified = rows.next_revision()
+    # Nobody knows when it was committed: a member counts as before all markers, a marker as after all.
+    revision = modified if role is Role.MARKER else 0
+    record = Record(name, State.CLEAN, revision, modified, version, origin_etag, now_s, role)
+    rows.put_record(record)
+    return record
+
+
+def change_owned(rows: Rows, name: ObjectName, uid: str, changed: Callable[[Pending], Pending]) -> Pending:
+    """Change the pending write.
+
+    Raises:
+        FencedError: it no longer is `uid`.
+    """
+    return change(rows, changed(owned(rows, name, uid)))
+
+
+def change_if_owned(rows: Rows, name: ObjectName, uid: str, changed: Callable[[Pending], Pending]) -> None:
+    """Change the pending write if it still is `uid`."""
+    write = rows.pending(name)
+    if write is not None and write.uid == uid:
+        rows.put_pending(changed(write))
+
+
+def drop_leftovers(rows: Rows, name: ObjectName, dropped: Sequence[OriginUpload]) -> None:
+    """Uploads that nobody needs were aborted."""
+    write = rows.pending(name)
+    if write is not None and write.leftovers:
+        left = tuple(upload for upload in write.leftovers if upload not in dropped)
+        rows.put_pending(replace(write, leftovers=left))
+    for upload in dropped:
+        rows.drop_orphan(name, upload)
+
+
+def begin_step(rows: Rows, step: Step) -> bool:
+    """Announce a step, unless another stands that it must not overlap with."""
+    others = [other for other in rows.steps(step.name.bucket) if other.uid != step.uid]
+    if any((step.through or other.through) and collide(step, other) for other in others):
+        return False
+    rows.put_step(step)
+    return True
