@@ -139,6 +139,12 @@ class FencedError(TiergateError):
     """Ownership was lost: somebody newer owns this write."""
 
 
+class HolderLostError(TiergateError):
+    """A node that was to hold a copy is gone, or began anew: find another, then commit again."""
+
+    retry = Retry.ELSEWHERE
+
+
 class ConfigError(TiergateError):
     """The configuration is wrong; one line a fault."""
 

@@ -35,6 +35,12 @@ class TestEmbeddedDirectory(DirectoryContract):
         return embedded
 
 
+async def test_revision_counts_commits(embedded: EmbeddedDirectory) -> None:
+    assert await embedded.revision() == 0
+    assert (await put(embedded, SHARD, "v1")).revision == 1
+    assert (await put(embedded, SHARD, "v2")).revision == 2
+
+
 async def test_open_again_finds_everything(tmp_path: Path) -> None:
     first = EmbeddedDirectory.open(tmp_path, 4 << 20)
     await put(first, SHARD, "v1")

@@ -29,6 +29,15 @@ class Seen:
         return self.record.modified if self.record else 0
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Holder:
+    """A node that holds the bytes of a version. `epoch`: of which of its memberships it speaks; one that is over holds
+    nothing until it says so again."""
+
+    node: str
+    epoch: int
+
+
 @dataclass(frozen=True, slots=True)
 class Intent:
     """What a committing write says of itself. `start_revision`: the directory's revision when its request began.
@@ -42,6 +51,8 @@ class Intent:
     base: str
     guard: int | None = None
     conditional: bool = False
+    holders: tuple[Holder, ...] = ()
+    """The nodes of a cluster that hold the whole version: each must still be what it was for the write to happen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +82,8 @@ class Directory(Protocol):
 
     # -- objects
     async def revision(self) -> int:
-        """The revision of the newest change, 0 in a new directory."""
+        """The revision of the newest change. Each commit has a greater one than all that were acknowledged before it;
+        some that were made at the same time may share one."""
         ...
 
     async def get(self, name: ObjectName) -> Seen:

@@ -31,25 +31,33 @@ from tiergate.testing.directory_contract.values import (
 class ObjectTransitions:
     """Writes and deletes of objects: what is current, what is owed, what the guards hold."""
 
-    async def test_revision_new_directory_is_zero(self, directory: Directory) -> None:
-        assert await directory.revision() == 0
+    async def test_new_directory_owes_nothing(self, directory: Directory) -> None:
         assert await directory.pending() == []
         assert await directory.oldest_pending_s() is None
 
     async def test_get_unknown_key_finds_nothing(self, directory: Directory) -> None:
         seen = await directory.get(SHARD)
-        assert (seen.record, seen.pending, seen.revision, seen.guard) == (None, None, 0, 0)
+        assert (seen.record, seen.pending, seen.guard) == (None, None, 0)
+        assert seen.revision == await directory.revision()
+
+    async def test_revision_grows_with_each_commit(self, directory: Directory) -> None:
+        revisions = [await directory.revision()]
+        for index in range(3):
+            revisions.append((await put(directory, object_name(f"k{index}"), "v")).revision)
+            assert await directory.revision() == revisions[-1]
+        assert revisions == sorted(set(revisions))
 
     async def test_put_new_key_is_dirty_and_owed(self, directory: Directory) -> None:
         version = make_version("v1", 123)
         intent = make_intent(Role.LARGE, start_revision=0, now_s=50.0, base=NO_BASE, conditional=True)
         committed = await directory.put(SHARD, version, intent)
         seen = await directory.get(SHARD)
-        assert committed == Committed(1, None)
-        assert seen.revision == await directory.revision() == 1
-        assert seen.record == Record(SHARD, State.DIRTY, 1, 1, version, role=Role.LARGE)
+        at = committed.revision
+        assert committed.replaced is None
+        assert seen.revision == await directory.revision() == at
+        assert seen.record == Record(SHARD, State.DIRTY, at, at, version, role=Role.LARGE)
         assert seen.pending == Pending(
-            SHARD, "v1", Kind.PUT, Role.LARGE, 1, 1, 0, 50.0, 123, base=NO_BASE, conditional=True
+            SHARD, "v1", Kind.PUT, Role.LARGE, at, at, 0, 50.0, 123, base=NO_BASE, conditional=True
         )
 
     async def test_put_unasked_base_is_unknown(self, directory: Directory) -> None:
@@ -57,23 +65,24 @@ class ObjectTransitions:
         assert (await pending_of(directory, SHARD)).base == UNKNOWN_BASE
 
     async def test_put_over_pending_inherits(self, directory: Directory) -> None:
-        await put(directory, SHARD, "v1", make_intent(base=NO_BASE))
-        await put(directory, object_name("other"), "o1")
+        first = await put(directory, SHARD, "v1", make_intent(base=NO_BASE))
+        other = await put(directory, object_name("other"), "o1")
         await directory.note_upload(SHARD, "v1", OriginUpload("u1", 1.0))
         committed = await put(directory, SHARD, "v2", make_intent(start_revision=2, now_s=1001.0))
         pending = await pending_of(directory, SHARD)
-        assert committed == Committed(3, make_version("v1"))
-        assert (pending.place, pending.revision, pending.start_revision) == (1, 3, 2)
+        assert committed.replaced == make_version("v1")
+        assert committed.revision > other.revision
+        assert (pending.place, pending.revision, pending.start_revision) == (first.revision, committed.revision, 2)
         assert (pending.base, pending.begun, pending.upload) == (NO_BASE, False, None)
         assert pending.leftovers == (OriginUpload("u1", 1.0),)
         assert pending.committed_s == 1001.0
 
     async def test_put_over_begun_base_is_unknown(self, directory: Directory) -> None:
-        await put(directory, SHARD, "v1", make_intent(base=NO_BASE))
+        first = await put(directory, SHARD, "v1", make_intent(base=NO_BASE))
         await directory.begin(SHARD, "v1", NO_BASE)
         await put(directory, SHARD, "v2", make_intent())
         pending = await pending_of(directory, SHARD)
-        assert (pending.base, pending.begun, pending.place) == (UNKNOWN_BASE, False, 1)
+        assert (pending.base, pending.begun, pending.place) == (UNKNOWN_BASE, False, first.revision)
 
     async def test_put_over_pending_unknown_base_takes_the_callers(self, directory: Directory) -> None:
         await put(directory, SHARD, "v1")
@@ -150,8 +159,8 @@ class ObjectTransitions:
     async def test_delete_unknown_key_leaves_tombstone(self, directory: Directory) -> None:
         committed = await directory.delete(SHARD, make_intent(now_s=9.0))
         seen = await directory.get(SHARD)
-        assert committed == Committed(1, None)
-        assert seen.record == Record(SHARD, State.TOMBSTONE, 1, 1, None)
+        assert committed == Committed(seen.revision, None)
+        assert seen.record == Record(SHARD, State.TOMBSTONE, seen.revision, seen.revision, None)
         assert seen.pending is not None
         assert (seen.pending.kind, seen.pending.base) == (Kind.DELETE, UNKNOWN_BASE)
         assert (seen.pending.size_bytes, seen.pending.committed_s) == (0, 9.0)
@@ -179,17 +188,17 @@ class ObjectTransitions:
     async def test_delete_not_begun_absent_from_origin_cancels(self, directory: Directory) -> None:
         await put(directory, SHARD, "v1", make_intent(base=NO_BASE))
         committed = await directory.delete(SHARD, make_intent())
-        assert committed == Committed(2, make_version("v1"))
         seen = await directory.get(SHARD)
+        assert committed == Committed(seen.revision, make_version("v1"))
         assert (seen.record, seen.pending) == (None, None)
 
     async def test_delete_begun_follows_the_upload(self, directory: Directory) -> None:
-        await put(directory, SHARD, "v1", make_intent(base=NO_BASE))
+        first = await put(directory, SHARD, "v1", make_intent(base=NO_BASE))
         await directory.begin(SHARD, "v1", NO_BASE)
         await directory.note_upload(SHARD, "v1", OriginUpload("u1", 1.0))
         await directory.delete(SHARD, make_intent())
         pending = await pending_of(directory, SHARD)
-        assert (pending.kind, pending.place, pending.base) == (Kind.DELETE, 1, UNKNOWN_BASE)
+        assert (pending.kind, pending.place, pending.base) == (Kind.DELETE, first.revision, UNKNOWN_BASE)
         assert pending.leftovers == (OriginUpload("u1", 1.0),)
 
     async def test_delete_after_overwrite_of_begun_follows_too(self, directory: Directory) -> None:

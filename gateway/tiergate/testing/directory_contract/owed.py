@@ -82,14 +82,14 @@ class OwedWrites:
         assert await directory.get(SHARD) == before
 
     async def test_persisted_put_becomes_clean(self, directory: Directory) -> None:
-        await put(directory, SHARD, "v1")
+        committed = await put(directory, SHARD, "v1")
         await directory.begin(SHARD, "v1", NO_BASE)
         assert await directory.persisted(SHARD, "v1", "o1", 60.0) == make_version("v1")
         seen = await directory.get(SHARD)
         assert seen.pending is None
         assert seen.record is not None
         assert (seen.record.state, seen.record.origin_etag) == (State.CLEAN, "o1")
-        assert (seen.record.validated_s, seen.record.revision) == (60.0, 1)
+        assert (seen.record.validated_s, seen.record.revision) == (60.0, committed.revision)
 
     async def test_persisted_delete_removes_the_tombstone(self, directory: Directory) -> None:
         await directory.delete(SHARD, make_intent())

@@ -1,0 +1,452 @@
+"""The directory of a cluster: etcd. Every transition is one guarded transaction over the rows it read, tried again when
+somebody was faster. The place of a commit in the order is etcd's revision; commits that went together share theirs.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from tiergate.directory import transitions, uploads
+from tiergate.directory.base import Committed, Finished, Holder, Intent, Seen
+from tiergate.directory.clusterrows import ClusterRows, NotReadError, Snapshot, record_of, settled, value_of
+from tiergate.directory.codec import Orphan, pack
+from tiergate.directory.committer import OPERATIONS_COUNT, Change, Committer, Standing
+from tiergate.directory.keys import Keys
+from tiergate.errors import CompactedError, OverloadedError
+from tiergate.etcd.client import EtcdClient
+from tiergate.etcd.values import Delete, Field, Found, Guard, KeyValue, Put, Range
+from tiergate.model import (
+    NO_BASE,
+    Bucket,
+    Kind,
+    ObjectName,
+    OriginUpload,
+    Part,
+    Pending,
+    Record,
+    Role,
+    State,
+    Upload,
+    Version,
+    new_uid,
+)
+from tiergate.policy.backoff import delay_s
+
+PAGE_COUNT = 1000
+"""Rows read at once."""
+
+TRIM_COUNT = 1000
+"""Clean records dropped in one call at most."""
+
+TRIM_GROUP_COUNT = 32
+"""Clean records dropped in one transaction."""
+
+ATTEMPTS_COUNT = 40
+"""So often a transition is tried while others change what it read."""
+
+RIVAL_PAUSE_BASE_S = 0.002
+RIVAL_PAUSE_CAP_S = 0.25
+
+T = TypeVar("T")
+
+
+class ClusteredDirectory:
+    """Implements `tiergate.directory.base.Directory`; see there. One for a process.
+
+    Beyond what is said there, any method raises `DirectoryUnavailableError` when etcd does not answer, and one that
+    changes something `OutcomeUnknownError` when the answer was lost for good, `FencedError` when this node's membership
+    is over, `OverloadedError` when rivals win all the time.
+    """
+
+    def __init__(self, client: EtcdClient, keys: Keys, standing: Standing | None = None) -> None:
+        self._client = client
+        self._keys = keys
+        self._committer = Committer(client, keys, standing)
+
+    async def close(self) -> None:
+        """Stop committing. The client stays open."""
+        await self._committer.close()
+
+    # -- how rows are read and changed
+    async def _change(self, transition: Callable[[ClusterRows], T], *first: bytes) -> T:
+        """Run a transition and commit what it changed. `first`: keys that it surely reads."""
+        for attempt in range(1, ATTEMPTS_COUNT + 1):
+            try:
+                rows, result = await self._run(transition, [Range(key) for key in first])
+            except CompactedError:
+                continue
+            change = rows.change()
+            if change is None:
+                return result
+            revision = await self._committer.commit(change)
+            if revision is not None:
+                return settled(result, revision)
+            pause_s = delay_s(attempt, self._client.rng, RIVAL_PAUSE_BASE_S, RIVAL_PAUSE_CAP_S)
+            await self._client.clock.sleep(pause_s)
+        raise OverloadedError("others keep changing what this change rests on", attempts=ATTEMPTS_COUNT)
+
+    async def _run(self, transition: Callable[[ClusterRows], T], wanted: Sequence[Range]) -> tuple[ClusterRows, T]:
+        snapshot = Snapshot()
+        while True:
+            await snapshot.fetch(self._client, wanted)
+            rows = ClusterRows(self._keys, snapshot)
+            try:
+                return rows, transition(rows)
+            except NotReadError as error:
+                wanted = error.wanted
+
+    async def _of_object(self, name: ObjectName, transition: Callable[[ClusterRows], T]) -> T:
+        return await self._change(transition, self._keys.record(name), self._keys.pending(name))
+
+    async def _one(self, kind: type[T], key: bytes) -> T | None:
+        rows = (await self._client.read(Range(key))).found(0)
+        return value_of(kind, rows[0]) if rows else None
+
+    async def _walk(self, wanted: Range, snapshot: "_At") -> AsyncIterator[KeyValue]:
+        """All rows of a range as of one revision, page by page."""
+        start = wanted.key
+        while True:
+            page = replace(wanted, key=start, limit=PAGE_COUNT, revision=snapshot.revision)
+            outcome = await self._client.read(page)
+            snapshot.revision = snapshot.revision or outcome.revision
+            rows = outcome.found(0)
+            for row in rows:
+                yield row
+            if len(rows) < PAGE_COUNT:
+                return
+            start = rows[-1].key + b"\0"
+
+    async def _all(self, kind: type[T], wanted: Range, snapshot: "_At | None" = None) -> list[T]:
+        return [value_of(kind, row) async for row in self._walk(wanted, snapshot or _At())]
+
+    # -- objects
+    async def revision(self) -> int:
+        return (await self._client.read(Range(self._keys.table("o")))).revision
+
+    async def get(self, name: ObjectName) -> Seen:
+        outcome = await self._client.read(
+            Range(self._keys.record(name)), Range(self._keys.pending(name)), Range(self._keys.slot(name))
+        )
+        slot = outcome.found(2)
+        return self._seen(outcome.found(0), outcome.found(1), outcome.revision, slot[0].version if slot else 0)
+
+    def _seen(self, records: tuple[KeyValue, ...], writes: tuple[KeyValue, ...], revision: int, drops: int = 0) -> Seen:
+        record = record_of(records[0]) if records else None
+        return Seen(record, value_of(Pending, writes[0]) if writes else None, revision, drops)
+
+    async def scan(self, bucket: str, prefix: str, after: str, limit: int) -> list[Record]:
+        wanted = self._keys.under("o", bucket, prefix, after)
+        if wanted is None or limit <= 0:
+            return []
+        return [record_of(row) for row in (await self._client.read(replace(wanted, limit=limit))).found(0)]
+
+    async def scan_unpersisted(self, bucket: str, prefix: str, after: str, limit: int) -> list[Record]:
+        wanted = self._keys.under("q", bucket, prefix, after)
+        if wanted is None or limit <= 0:
+            return []
+        outcome = await self._client.read(replace(wanted, limit=limit))
+        names = [value_of(Pending, row).name for row in outcome.found(0)]
+        snapshot = Snapshot()
+        snapshot.revision = outcome.revision
+        keys = [self._keys.record(name) for name in names]
+        await snapshot.fetch(self._client, [Range(key) for key in keys])
+        rows = [snapshot.rows[key] for key in keys]
+        return [record_of(row) for row in rows if row is not None]
+
+    async def put(self, name: ObjectName, version: Version, intent: Intent) -> Committed:
+        def transition(rows: ClusterRows) -> Committed:
+            rows.hold(name, version.uid, intent.holders)
+            return transitions.put(rows, name, version, intent)
+
+        return await self._of_object(name, transition)
+
+    async def put_through(self, name: ObjectName, version: Version, origin_etag: str, intent: Intent) -> Committed:
+        def transition(rows: ClusterRows) -> Committed:
+            rows.hold(name, version.uid, intent.holders)
+            return transitions.put_through(rows, name, version, origin_etag, intent)
+
+        return await self._of_object(name, transition)
+
+    async def delete(self, name: ObjectName, intent: Intent) -> Committed | None:
+        uid = f"delete-{new_uid(intent.now_s)}"
+        return await self._of_object(name, lambda rows: transitions.delete(rows, name, uid, intent))
+
+    async def adopt(
+        self,
+        name: ObjectName,
+        version: Version,
+        origin_etag: str,
+        role: Role,
+        now_s: float,
+        since: int | None = None,
+    ) -> Record:
+        keys = (self._keys.record(name), self._keys.slot(name))
+        return await self._change(
+            lambda rows: transitions.adopt(rows, name, version, origin_etag, role, now_s, since), *keys
+        )
+
+    async def revalidated(self, name: ObjectName, uid: str, now_s: float) -> None:
+        await self._of_object(name, lambda rows: transitions.revalidated(rows, name, uid, now_s))
+
+    async def forget(self, name: ObjectName, uid: str | None) -> Version | None:
+        return await self._of_object(name, lambda rows: transitions.forget(rows, name, uid))
+
+    async def trim_clean(self, keep_count: int) -> list[Version]:
+        clean, markers = self._keys.all("c"), self._keys.all("k")
+        outcome = await self._client.read(replace(clean, count_only=True), replace(markers, count_only=True))
+        total = sum(answer.count for answer in outcome.answers if isinstance(answer, Found))
+        excess = min(TRIM_COUNT, total - keep_count)
+        if excess <= 0:
+            return []
+        oldest = (await self._client.read(replace(clean, limit=excess, keys_only=True))).found(0)
+        names = [self._keys.clean_name(row.key) for row in oldest]
+        dropped: list[Version] = []
+        for start in range(0, len(names), TRIM_GROUP_COUNT):
+            group = names[start : start + TRIM_GROUP_COUNT]
+            dropped += await self._trim(group)
+        return dropped
+
+    async def _trim(self, names: Sequence[ObjectName]) -> list[Version]:
+        keys = [self._keys.record(name) for name in names]
+        return await self._change(lambda rows: transitions.drop_clean(rows, names), *keys)
+
+    # -- write-back
+    async def pending(self) -> list[Pending]:
+        found = await self._all(Pending, self._keys.all("q"))
+        return sorted(found, key=lambda write: (write.place, write.name))
+
+    async def pending_under(self, bucket: str, prefix: str, limit: int) -> list[Pending]:
+        wanted = self._keys.under("q", bucket, prefix, "")
+        if wanted is None or limit <= 0:
+            return []
+        return [value_of(Pending, row) for row in (await self._client.read(replace(wanted, limit=limit))).found(0)]
+
+    async def oldest_pending_s(self) -> float | None:
+        found = await self._all(Pending, self._keys.all("q"))
+        return min((write.committed_s for write in found if not write.quarantined), default=None)
+
+    async def begin(self, name: ObjectName, uid: str, base: str) -> Pending:
+        return await self._owned(name, uid, lambda write: replace(write, begun=True, base=base))
+
+    async def note_upload(self, name: ObjectName, uid: str, upload: OriginUpload | None) -> Pending:
+        return await self._owned(name, uid, lambda write: replace(write, upload=upload))
+
+    async def rebase(self, name: ObjectName, uid: str, base: str) -> Pending:
+        return await self._owned(name, uid, lambda write: replace(write, base=base))
+
+    async def _owned(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> Pending:
+        return await self._change(
+            lambda rows: transitions.change_owned(rows, name, uid, change), self._keys.pending(name)
+        )
+
+    async def _if_owned(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> None:
+        await self._change(lambda rows: transitions.change_if_owned(rows, name, uid, change), self._keys.pending(name))
+
+    async def drop_leftovers(self, name: ObjectName, dropped: Sequence[OriginUpload]) -> None:
+        await self._change(lambda rows: transitions.drop_leftovers(rows, name, dropped), self._keys.pending(name))
+
+    async def orphan_uploads(self) -> list[tuple[ObjectName, OriginUpload]]:
+        return [(orphan.name, orphan.upload) for orphan in await self._all(Orphan, self._keys.all("x"))]
+
+    async def persisted(self, name: ObjectName, uid: str, origin_etag: str, now_s: float) -> Version | None:
+        return await self._of_object(name, lambda rows: transitions.persisted(rows, name, uid, origin_etag, now_s))
+
+    async def standing_markers(self, bucket: str, scopes: Sequence[str]) -> list[Seen]:
+        ranges = [self._keys.markers(bucket, scope) for scope in scopes]
+        snapshot = Snapshot()
+        await snapshot.fetch(self._client, ranges)
+        for scope, wanted in zip(scopes, ranges, strict=True):
+            names = [self._keys.marker_name(bucket, scope, row.key) for row in snapshot.ranges[wanted.key]]
+            if names:
+                keys = [(self._keys.record(name), self._keys.pending(name)) for name in names]
+                await snapshot.fetch(self._client, [Range(key) for pair in keys for key in pair])
+                rows = [tuple((row,) if (row := snapshot.rows[key]) else () for key in pair) for pair in keys]
+                return [self._seen(record, write, snapshot.revision) for record, write in rows]
+        return []
+
+    async def withdraw(self, name: ObjectName, uid: str, now_s: float) -> Pending | None:
+        return await self._of_object(name, lambda rows: transitions.withdraw(rows, name, uid, now_s))
+
+    async def withdrawn(self, name: ObjectName, uid: str) -> None:
+        await self._if_owned(name, uid, lambda write: replace(write, base=NO_BASE, withdrawn=True))
+
+    async def quarantine(self, name: ObjectName, uid: str, reason: str) -> None:
+        await self._if_owned(name, uid, lambda write: replace(write, quarantined=reason))
+
+    # -- multipart uploads of clients
+    async def create_upload(self, upload: Upload) -> None:
+        await self._change(lambda rows: rows.put_upload(upload))
+
+    async def get_upload(self, upload_id: str) -> Upload | None:
+        return await self._one(Upload, self._keys.upload(upload_id))
+
+    async def list_uploads(self, bucket: str, prefix: str) -> list[Upload]:
+        every = await self._all(Upload, self._keys.all("u"))
+        found = [each for each in every if each.name.bucket == bucket and each.name.key.startswith(prefix)]
+        return sorted(found, key=lambda upload: (upload.name.key.encode(), upload.started_s, upload.upload_id))
+
+    async def put_part(self, upload_id: str, part: Part) -> Part | None:
+        keys = (self._keys.upload(upload_id), self._keys.part(upload_id, part.number))
+        return await self._change(lambda rows: uploads.put_part(rows, upload_id, part), *keys)
+
+    async def note_spill(self, upload_id: str, spill_id: str) -> str:
+        return await self._change(
+            lambda rows: uploads.note_spill(rows, upload_id, spill_id), self._keys.upload(upload_id)
+        )
+
+    async def move_part(self, upload_id: str, part: Part, moved: Part) -> bool:
+        return await self._change(
+            lambda rows: uploads.move_part(rows, upload_id, part, moved), self._keys.part(upload_id, part.number)
+        )
+
+    async def origin_upload_ids(self, bucket: str) -> set[str]:
+        snapshot = _At()
+        found: set[str] = set()
+        for table in ("x", "q"):
+            wanted = self._keys.under(table, bucket, "", "")
+            if wanted is None:
+                continue
+            if table == "x":
+                found |= {orphan.upload.upload_id for orphan in await self._all(Orphan, wanted, snapshot)}
+            else:
+                for write in await self._all(Pending, wanted, snapshot):
+                    found |= {upload.upload_id for upload in transitions.leftovers_of(write)}
+        every = await self._all(Upload, self._keys.all("u"), snapshot)
+        return (found | {upload.spill_id for upload in every if upload.name.bucket == bucket}) - {""}
+
+    async def list_parts(self, upload_id: str) -> list[Part]:
+        return await self._all(Part, self._keys.parts(upload_id))
+
+    async def abort_upload(self, upload_id: str) -> list[Part] | None:
+        return await self._change(lambda rows: uploads.abort(rows, upload_id), self._keys.upload(upload_id))
+
+    async def finish_upload(
+        self, upload_id: str, version: Version, part_list: Sequence[tuple[int, str]], intent: Intent
+    ) -> Committed:
+        def transition(rows: ClusterRows) -> Committed:
+            name = uploads.known(rows, upload_id).name
+            rows.hold(name, version.uid, intent.holders)
+            return uploads.finish(rows, upload_id, version, part_list, intent)
+
+        return await self._change(transition, self._keys.upload(upload_id))
+
+    async def end_spilled(
+        self, upload_id: str, version: Version, part_list: Sequence[tuple[int, str]], now_s: float
+    ) -> None:
+        await self._change(
+            lambda rows: uploads.end_spilled(rows, upload_id, version, part_list, now_s), self._keys.upload(upload_id)
+        )
+
+    async def finished_upload(self, upload_id: str) -> Finished | None:
+        return await self._one(Finished, self._keys.finished(upload_id))
+
+    async def expire_finished(self, before_s: float) -> int:
+        old: list[KeyValue] = []
+        async for row in self._walk(self._keys.all("f"), _At()):
+            if value_of(Finished, row).finished_s < before_s:
+                old.append(row)
+        receipts: list[KeyValue] = []
+        # A receipt's value begins with its time; its writer wrote nothing since, and will find out if it still lives.
+        before = new_uid(max(before_s, 0.0)).encode()[:12]
+        async for row in self._walk(self._keys.all("r"), _At()):
+            if row.value < before:
+                receipts.append(row)
+        await self._delete(receipts)
+        return await self._delete(old)
+
+    async def _delete(self, rows: Sequence[KeyValue]) -> int:
+        """Delete rows that are still what they were; how many."""
+        count = 0
+        for start in range(0, len(rows), OPERATIONS_COUNT):
+            part = rows[start : start + OPERATIONS_COUNT]
+            guards = tuple(Guard(row.key, Field.MODIFIED, row.mod_revision) for row in part)
+            if await self._committer.commit(Change(guards, tuple(Delete(row.key) for row in part))) is not None:
+                count += len(part)
+        return count
+
+    # -- buckets
+    async def get_bucket(self, name: str) -> Bucket | None:
+        return await self._one(Bucket, self._keys.bucket(name))
+
+    async def put_bucket(self, bucket: Bucket) -> None:
+        await self._committer.commit(Change((), (Put(self._keys.bucket(bucket.name), pack(bucket)),)))
+
+    async def forget_bucket(self, name: str) -> None:
+        await self._committer.commit(Change((), (Delete(self._keys.bucket(name)),)))
+
+    # -- holders
+    async def live_holders(self) -> set[str]:
+        snapshot = _At()
+        found: set[str] = set()
+        for table in ("c", "k"):
+            found |= {row.value.decode() async for row in self._walk(self._keys.all(table), snapshot)}
+        writes = await self._all(Pending, self._keys.all("q"), snapshot)
+        found |= {write.uid for write in writes if write.kind is Kind.PUT}
+        return found | await self._upload_ids(snapshot)
+
+    async def open_upload_ids(self) -> set[str]:
+        return await self._upload_ids(_At())
+
+    async def _upload_ids(self, snapshot: "_At") -> set[str]:
+        wanted = replace(self._keys.all("u"), keys_only=True)
+        return {row.key[len(wanted.key) :].decode() async for row in self._walk(wanted, snapshot)}
+
+    async def counts(self) -> dict[str, int]:
+        tables = ("c", "k", "u", "m")
+        outcome = await self._client.read(*(replace(self._keys.all(table), count_only=True) for table in tables))
+        count = {
+            table: answer.count
+            for table, answer in zip(tables, outcome.answers, strict=True)
+            if isinstance(answer, Found)
+        }
+        writes = await self._all(Pending, self._keys.all("q"), _At(outcome.revision))
+        puts = [write for write in writes if write.kind is Kind.PUT]
+        return {
+            str(State.CLEAN): count["c"] + count["k"],
+            str(State.DIRTY): len(puts),
+            str(State.TOMBSTONE): len(writes) - len(puts),
+            "pending": len(writes),
+            "pending_bytes": sum(write.size_bytes for write in writes),
+            "uploads": count["u"],
+            "markers": count["m"],
+        }
+
+    # -- only in a cluster: who holds which version
+    async def holders(self, name: ObjectName) -> dict[str, frozenset[Holder]]:
+        """The nodes that said they hold versions of a key, by the version's uid. Whether they still do is for the
+        caller to see: a node's epoch must be that of its membership."""
+        found: dict[str, set[Holder]] = {}
+        wanted = self._keys.all_holders(name)
+        async for row in self._walk(wanted, _At()):
+            uid, _ = self._keys.holder_of(name, row.key)
+            found.setdefault(uid, set()).add(value_of(Holder, row))
+        return {uid: frozenset(holders) for uid, holders in found.items()}
+
+    async def hold(self, name: ObjectName, uid: str, holders: Sequence[Holder]) -> bool:
+        """Note more holders of a version; False if it no longer is the current one.
+
+        Raises:
+            HolderLostError: one of them is gone, or began anew.
+        """
+
+        def transition(rows: ClusterRows) -> bool:
+            record = rows.record(name)
+            if record is None or record.version is None or record.version.uid != uid:
+                return False
+            rows.hold(name, uid, holders)
+            return True
+
+        return await self._change(
+            transition, self._keys.record(name), *(self._keys.node(each.node) for each in holders)
+        )
+
+    async def release(self, name: ObjectName, uid: str, node: str) -> None:
+        """A node no longer holds a version."""
+        await self._change(lambda rows: rows.release(name, uid, node))
+
+
+class _At:
+    """The revision that several reads share: that of the first."""
+
+    def __init__(self, revision: int = 0) -> None:
+        self.revision = revision

@@ -1,0 +1,284 @@
+"""The rows of a transition over etcd: read from a snapshot, changed in memory, committed as one guarded transaction.
+
+A transition that reads what was not fetched yet is stopped and run again once it was: it has changed nothing. All that
+it read becomes a guard, so that the change happens only if it would come out the same.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+from tiergate.checkpoints.markers import ancestor_scopes
+from tiergate.directory.base import Committed, Finished, Holder
+from tiergate.directory.codec import Orphan, pack, unpack
+from tiergate.directory.committer import Change
+from tiergate.directory.keys import Keys
+from tiergate.errors import HolderLostError
+from tiergate.etcd.client import EtcdClient
+from tiergate.etcd.values import Delete, Field, Guard, KeyValue, Put, Range, Relation
+from tiergate.model import ObjectName, OriginUpload, Part, Pending, Record, Role, State, Upload
+
+OWN_REVISION = (1 << 63) - 1
+"""Stands for the revision of the transaction that wrote it, which only the store tells: later than all known ones."""
+
+READS_COUNT = 100
+"""Ranges in one read; etcd takes 128 operations in a transaction."""
+
+T = TypeVar("T")
+
+
+class NotReadError(Exception):
+    """A transition needs these to be fetched first."""
+
+    def __init__(self, wanted: Sequence[Range]) -> None:
+        super().__init__(wanted)
+        self.wanted = wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A record with where it stands in the order of clean ones."""
+
+    record: Record
+    age: int
+
+
+class Snapshot:
+    """What was read of the store, all of one revision."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self.rows: dict[bytes, KeyValue | None] = {}
+        self.ranges: dict[bytes, tuple[KeyValue, ...]] = {}
+
+    async def fetch(self, client: EtcdClient, wanted: Sequence[Range]) -> None:
+        """Read more.
+
+        Raises:
+            CompactedError: the revision is no longer kept; start anew.
+        """
+        for start in range(0, len(wanted), READS_COUNT):
+            part = wanted[start : start + READS_COUNT]
+            outcome = await client.read(*(replace(each, revision=self.revision) for each in part))
+            self.revision = self.revision or outcome.revision
+            for index, each in enumerate(part):
+                self._keep(each, outcome.found(index))
+
+    def _keep(self, asked: Range, rows: tuple[KeyValue, ...]) -> None:
+        if asked.end:
+            self.ranges[asked.key] = rows
+            self.rows.update((row.key, row) for row in rows)
+        else:
+            self.rows[asked.key] = rows[0] if rows else None
+
+
+_REVISIONS: dict[type, tuple[str, ...]] = {
+    Record: ("revision", "modified"),
+    Pending: ("place", "revision"),
+    Committed: ("revision",),
+}
+
+
+def settled(value: T, revision: int) -> T:
+    """A value with the revision it was written at in the place of `OWN_REVISION`."""
+    own = {name: revision for name in _REVISIONS.get(type(value), ()) if getattr(value, name) == OWN_REVISION}
+    return replace(cast(Any, value), **own) if own else value
+
+
+def record_of(row: KeyValue) -> Record:
+    """The record in a row."""
+    return settled(unpack(Stored, row.value).record, row.mod_revision)
+
+
+def value_of(kind: type[T], row: KeyValue) -> T:
+    """Any other value in a row."""
+    return settled(unpack(kind, row.value), row.mod_revision)
+
+
+class ClusterRows:
+    """Implements `tiergate.directory.view.Rows`; see there."""
+
+    def __init__(self, keys: Keys, snapshot: Snapshot) -> None:
+        self._keys = keys
+        self._snapshot = snapshot
+        self._guards: dict[tuple[bytes, bytes], Guard] = {}
+        self._written: dict[bytes, bytes | None] = {}
+        self._cleared: list[Range] = []
+
+    def change(self) -> Change | None:
+        """What was changed, None for nothing."""
+        writes: list[Put | Delete] = [Delete(each.key, each.end) for each in self._cleared]
+        for key, value in self._written.items():
+            writes.append(Delete(key) if value is None else Put(key, value))
+        return Change(tuple(self._guards.values()), tuple(writes)) if writes else None
+
+    # -- plain access
+    def _row(self, key: bytes) -> KeyValue | None:
+        if key not in self._snapshot.rows:
+            raise NotReadError([Range(key)])
+        row = self._snapshot.rows[key]
+        self._guards[key, b""] = Guard(key, Field.MODIFIED, row.mod_revision if row else 0)
+        return row
+
+    def _range(self, wanted: Range, also: Iterable[Range] = ()) -> list[bytes]:
+        """The keys in a range, as they are after this transition's own changes. What is missing is fetched with
+        `also`."""
+        found = self._snapshot.ranges.get(wanted.key)
+        if found is None:
+            more = (each for each in also if each.key not in self._snapshot.ranges)
+            raise NotReadError(list({each.key: each for each in (wanted, *more)}.values()))
+        bound = self._snapshot.revision + 1
+        self._guards[wanted.key, wanted.end] = Guard(wanted.key, Field.MODIFIED, bound, Relation.LESS, wanted.end)
+        keys = {row.key for row in found}
+        keys |= {key for key in self._written if wanted.key <= key < wanted.end}
+        return sorted(key for key in keys if self._written.get(key, b"") is not None)
+
+    def _get(self, kind: type[T], key: bytes) -> T | None:
+        if key in self._written:
+            value = self._written[key]
+            return unpack(kind, value) if value is not None else None
+        row = self._row(key)
+        return value_of(kind, row) if row else None
+
+    def _put(self, key: bytes, value: object) -> None:
+        self._written[key] = pack(value)
+
+    def _delete(self, key: bytes) -> None:
+        self._written[key] = None
+
+    def next_revision(self) -> int:
+        return OWN_REVISION
+
+    # -- records
+    def record(self, name: ObjectName) -> Record | None:
+        stored = self._stored(name)
+        return stored.record if stored else None
+
+    def _stored(self, name: ObjectName) -> Stored | None:
+        key = self._keys.record(name)
+        if key in self._written:
+            return self._get(Stored, key)
+        row = self._row(key)
+        if row is None:
+            return None
+        stored = unpack(Stored, row.value)
+        return Stored(settled(stored.record, row.mod_revision), stored.age)
+
+    def put_record(self, record: Record) -> None:
+        name, version = record.name, record.version
+        old = self._unindex(name, keep_uid=version.uid if version else None)
+        if old is not None and old.role is Role.MARKER and record.role is not Role.MARKER:
+            self._delete(self._keys.marker(name))
+        if record.role is Role.MARKER and (old is None or old.role is not Role.MARKER):
+            self._written[self._keys.marker(name)] = b""
+        age = 0
+        if record.state is State.CLEAN and version is not None:
+            age = min(record.revision, self._snapshot.revision)
+            self._written[self._clean_key(record, age)] = version.uid.encode()
+        self._put(self._keys.record(name), Stored(record, age))
+
+    def touch_record(self, record: Record) -> None:
+        stored = self._stored(record.name)
+        self._put(self._keys.record(record.name), Stored(record, stored.age if stored else 0))
+
+    def drop_record(self, name: ObjectName) -> None:
+        old = self._unindex(name, keep_uid=None)
+        if old is not None and old.role is Role.MARKER:
+            self._delete(self._keys.marker(name))
+        self._written[self._keys.slot(name)] = b""
+        self._delete(self._keys.record(name))
+
+    def _unindex(self, name: ObjectName, keep_uid: str | None) -> Record | None:
+        stored = self._stored(name)
+        if stored is None:
+            return None
+        old = stored.record
+        if old.state is State.CLEAN:
+            self._delete(self._clean_key(old, stored.age))
+        if old.version is not None and old.version.uid != keep_uid:
+            self._cleared.append(self._keys.holders(name, old.version.uid))
+        return old
+
+    def _clean_key(self, record: Record, age: int) -> bytes:
+        return self._keys.clean(record.name, age, marker=record.role is Role.MARKER)
+
+    def drops(self, name: ObjectName) -> int:
+        row = self._row(self._keys.slot(name))
+        return row.version if row else 0
+
+    def marker_names(self, bucket: str, scope: str) -> list[ObjectName]:
+        wanted = self._keys.markers(bucket, scope)
+        around = (self._keys.markers(bucket, each) for each in ancestor_scopes(scope)) if scope else ()
+        names = []
+        for key in self._range(wanted, around):
+            if key not in self._written:
+                self._row(key)
+            names.append(self._keys.marker_name(bucket, scope, key))
+        # Whoever asks for markers looks at each.
+        rows = (self._keys.pending(name) for name in names)
+        missing = [Range(key) for key in rows if key not in self._snapshot.rows]
+        if missing:
+            raise NotReadError(missing)
+        return names
+
+    # -- pending writes
+    def pending(self, name: ObjectName) -> Pending | None:
+        return self._get(Pending, self._keys.pending(name))
+
+    def put_pending(self, write: Pending) -> None:
+        self._put(self._keys.pending(write.name), write)
+
+    def drop_pending(self, name: ObjectName) -> None:
+        if self.pending(name) is not None:
+            self._delete(self._keys.pending(name))
+
+    def orphan(self, name: ObjectName, upload: OriginUpload) -> None:
+        self._put(self._keys.orphan(name, upload), Orphan(name, upload))
+
+    def drop_orphan(self, name: ObjectName, upload: OriginUpload) -> None:
+        self._delete(self._keys.orphan(name, upload))
+
+    # -- clients' multipart uploads
+    def upload(self, upload_id: str) -> Upload | None:
+        return self._get(Upload, self._keys.upload(upload_id))
+
+    def put_upload(self, upload: Upload) -> None:
+        self._put(self._keys.upload(upload.upload_id), upload)
+
+    def drop_upload(self, upload: Upload) -> None:
+        self._delete(self._keys.upload(upload.upload_id))
+        self._cleared.append(self._keys.parts(upload.upload_id))
+
+    def part(self, upload_id: str, number: int) -> Part | None:
+        return self._get(Part, self._keys.part(upload_id, number))
+
+    def put_part(self, upload_id: str, part: Part) -> None:
+        self._put(self._keys.part(upload_id, part.number), part)
+
+    def parts(self, upload_id: str) -> list[Part]:
+        keys = self._range(self._keys.parts(upload_id))
+        rows = (self._snapshot.rows[key] for key in keys)
+        return [value_of(Part, row) for row in rows if row is not None]
+
+    def put_finished(self, upload_id: str, finished: Finished) -> None:
+        self._put(self._keys.finished(upload_id), finished)
+
+    # -- only in a cluster
+    def hold(self, name: ObjectName, uid: str, holders: Iterable[Holder]) -> None:
+        """Note who holds a version.
+
+        Raises:
+            HolderLostError: one of them no longer is what it was.
+        """
+        for holder in holders:
+            key = self._keys.node(holder.node)
+            row = self._row(key)
+            if row is None or row.create_revision != holder.epoch:
+                raise HolderLostError("a node that was to hold a copy is gone", node=holder.node, epoch=holder.epoch)
+            # It may tell of its free memory all the time.
+            self._guards[key, b""] = Guard(key, Field.CREATED, holder.epoch)
+            self._put(self._keys.holder(name, uid, holder.node), holder)
+
+    def release(self, name: ObjectName, uid: str, node: str) -> None:
+        """A node no longer holds a version."""
+        self._delete(self._keys.holder(name, uid, node))

@@ -1,0 +1,281 @@
+"""Commits of a process, in groups: one transaction is under way, the next takes all that waited meanwhile.
+
+Each transaction also writes the writer's *receipt*, a row of its own, guarded by what the receipt was before. So a
+transaction whose answer was lost can be sent again: it happens once, and afterwards the receipt says so. And one that
+is still under way somewhere after its writer has given it up can no longer happen once the writer's next one has.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tiergate.directory.keys import Keys
+from tiergate.errors import CompactedError, FencedError, MemoryFullError, OutcomeUnknownError, TiergateError
+from tiergate.etcd.client import PATIENCE_S, EtcdClient
+from tiergate.etcd.values import Delete, Field, Guard, KeyValue, Outcome, Put, Range, Relation, Request, Txn
+from tiergate.model import new_uid
+
+OPERATIONS_COUNT = 100
+"""Guards, or requests, on one level of a transaction; etcd takes 128."""
+
+BATCH_BYTES = 1 << 20
+"""Of the changes in one transaction; etcd takes 1.5 MiB."""
+
+CHANGE_BYTES = BATCH_BYTES + (BATCH_BYTES >> 2)
+"""Of one change, which then goes alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """To be done if all guards hold. Writes do not overlap."""
+
+    guards: tuple[Guard, ...]
+    writes: tuple[Put | Delete, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """About what it takes in a transaction."""
+        keys = sum(len(each.key) + len(each.end) + 16 for each in self.guards)
+        return keys + sum(len(each.key) + (len(each.value) if isinstance(each, Put) else 64) for each in self.writes)
+
+
+class Standing(Protocol):
+    """A membership that writes are guarded by."""
+
+    def guard(self) -> Guard:
+        """What must hold in the store for this node to write.
+
+        Raises:
+            FencedError: it may not write any more, by its own clock.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    change: Change
+    done: asyncio.Future[int | None]
+
+
+class Committer:
+    """The one of a process. `standing`: None for a writer that is nobody's member."""
+
+    def __init__(
+        self, client: EtcdClient, keys: Keys, standing: Standing | None, *, patience_s: float = PATIENCE_S
+    ) -> None:
+        self._client = client
+        self._standing = standing
+        self._patience_s = patience_s
+        self._receipt = keys.receipt(new_uid(client.clock.wall_s()))
+        self._receipt_modified = 0
+        self._waiting: deque[_Waiting] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    async def close(self) -> None:
+        """Stop; what waits is cancelled, what is under way may still happen."""
+        for each in self._waiting:
+            each.done.cancel()
+        self._waiting.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def commit(self, change: Change) -> int | None:
+        """The revision it happened at, or None: a guard does not hold and nothing happened. A cancelled call may
+        still happen.
+
+        Raises:
+            FencedError: this node's membership is over.
+            OutcomeUnknownError: etcd did not answer: it may have happened.
+            MemoryFullError: etcd has no room, or the change is too large for it.
+        """
+        if change.size_bytes > CHANGE_BYTES:
+            raise MemoryFullError("a change is too large for etcd", size_bytes=change.size_bytes)
+        waiting = _Waiting(change, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work())
+        return await waiting.done
+
+    async def _work(self) -> None:
+        batch: list[_Waiting] = []
+        try:
+            while batch := self._take():
+                try:
+                    ends: Sequence[int | Exception | None] = await self._send([each.change for each in batch])
+                except Exception as error:
+                    ends = [error] * len(batch)
+                for each, end in zip(batch, ends, strict=True):
+                    if each.done.done():
+                        continue
+                    if isinstance(end, Exception):
+                        each.done.set_exception(end)
+                    else:
+                        each.done.set_result(end)
+        finally:
+            for each in batch:
+                each.done.cancel()
+
+    def _take(self) -> list[_Waiting]:
+        """What goes together next. All guards see the state before the transaction, so none may look at what another
+        writes."""
+        taken: list[_Waiting] = []
+        left: list[_Waiting] = []
+        footprint = Footprint()
+        size_bytes = 0
+        while self._waiting and len(taken) < OPERATIONS_COUNT - 2 and size_bytes < BATCH_BYTES:
+            each = self._waiting.popleft()
+            if each.done.done():
+                continue
+            if footprint.meets(each.change) or (taken and size_bytes + each.change.size_bytes > BATCH_BYTES):
+                left.append(each)
+                continue
+            footprint.add(each.change)
+            size_bytes += each.change.size_bytes
+            taken.append(each)
+        self._waiting.extendleft(reversed(left))
+        return taken
+
+    async def _send(self, batch: Sequence[Change]) -> list[int | None]:
+        clock = self._client.clock
+        uid = new_uid(clock.wall_s()).encode()
+        deadline_s = clock.monotonic_s() + self._patience_s
+        attempt = 0
+        while True:
+            try:
+                outcome = await self._try(batch, uid)
+            except OutcomeUnknownError:
+                attempt += 1
+                pause_s = self._client.pause_s(attempt)
+                if clock.monotonic_s() + pause_s >= deadline_s:
+                    raise
+                await clock.sleep(pause_s)
+                continue
+            except TiergateError as error:
+                if attempt:
+                    raise OutcomeUnknownError("what a lost answer said cannot be asked") from error
+                raise
+            if outcome.succeeded:
+                self._receipt_modified = outcome.revision
+                return [outcome.revision if happened(answer) else None for answer in outcome.answers[1:]]
+            found = outcome.found(0)
+            modified = found[0].mod_revision if found else 0
+            if modified == self._receipt_modified:
+                raise FencedError("this node's membership is over")
+            self._receipt_modified = modified
+            if found and found[0].value == uid:
+                return await self._happened_before(batch, modified)
+            # One that was given up has happened after all, or the receipt of an idle writer was cleared.
+
+    async def _try(self, batch: Sequence[Change], uid: bytes) -> Outcome:
+        standing = (self._standing.guard(),) if self._standing else ()
+        txn = Txn(
+            (Guard(self._receipt, Field.MODIFIED, self._receipt_modified), *standing),
+            (Put(self._receipt, uid), *(nested(change) for change in batch)),
+            (Range(self._receipt),),
+        )
+        return await self._client.txn(txn)
+
+    async def _happened_before(self, batch: Sequence[Change], revision: int) -> list[int | None]:
+        """Which changes of a transaction happened, by what their guards looked at just before it."""
+        guards = [guard for change in batch for guard in change.guards]
+        seen: dict[Guard, tuple[KeyValue, ...]] = {}
+        try:
+            for start in range(0, len(guards), OPERATIONS_COUNT):
+                part = guards[start : start + OPERATIONS_COUNT]
+                ranges = (Range(each.key, each.end, revision=revision - 1, keys_only=True) for each in part)
+                outcome = await self._client.read(*ranges)
+                seen.update((guard, outcome.found(index)) for index, guard in enumerate(part))
+        except CompactedError as error:
+            raise OutcomeUnknownError("what a lost answer said can no longer be told") from error
+        return [revision if all(holds(guard, seen[guard]) for guard in each.guards) else None for each in batch]
+
+
+class Footprint:
+    """What the changes of a transaction look at and write."""
+
+    def __init__(self) -> None:
+        self._looked = _Keys()
+        self._written = _Keys()
+
+    def meets(self, change: Change) -> bool:
+        """Whether the change cannot go together with these."""
+        return any(self._written.meet(each.key, each.end) for each in change.guards) or any(
+            self._written.meet(each.key, _end(each)) or self._looked.meet(each.key, _end(each))
+            for each in change.writes
+        )
+
+    def add(self, change: Change) -> None:
+        """Take it in."""
+        for guard in change.guards:
+            self._looked.add(guard.key, guard.end)
+        for write in change.writes:
+            self._written.add(write.key, _end(write))
+
+
+class _Keys:
+    def __init__(self) -> None:
+        self._single: set[bytes] = set()
+        self._ranges: list[tuple[bytes, bytes]] = []
+
+    def add(self, key: bytes, end: bytes) -> None:
+        if end:
+            self._ranges.append((key, end))
+        else:
+            self._single.add(key)
+
+    def meet(self, key: bytes, end: bytes) -> bool:
+        if not end:
+            return key in self._single or any(start <= key < stop for start, stop in self._ranges)
+        return any(key <= single < end for single in self._single) or any(
+            start < end and key < stop for start, stop in self._ranges
+        )
+
+
+def _end(write: Put | Delete) -> bytes:
+    return write.end if isinstance(write, Delete) else b""
+
+
+def nested(change: Change) -> Txn:
+    """A change as a transaction of its own within another. Where there is too much for one level, it goes deeper."""
+    return _guarded(change.guards, change.writes)
+
+
+def _guarded(guards: tuple[Guard, ...], writes: tuple[Request, ...]) -> Txn:
+    if len(guards) > OPERATIONS_COUNT:
+        return Txn(guards[:OPERATIONS_COUNT], (_guarded(guards[OPERATIONS_COUNT:], writes),))
+    if len(writes) > OPERATIONS_COUNT:
+        parts = range(0, len(writes), OPERATIONS_COUNT)
+        return Txn(guards, tuple(Txn((), writes[start : start + OPERATIONS_COUNT]) for start in parts))
+    return Txn(guards, writes)
+
+
+def happened(answer: object) -> bool:
+    """Whether a nested transaction's guards held, on all its levels."""
+    return not isinstance(answer, Outcome) or (answer.succeeded and all(happened(each) for each in answer.answers))
+
+
+def holds(guard: Guard, rows: Iterable[KeyValue]) -> bool:
+    """Whether a guard held while these were the rows it looks at."""
+    numbers = [_number(row, guard.field) for row in rows] or [0]
+    match guard.relation:
+        case Relation.EQUAL:
+            return all(number == guard.number for number in numbers)
+        case Relation.LESS:
+            return all(number < guard.number for number in numbers)
+        case Relation.GREATER:
+            return all(number > guard.number for number in numbers)
+
+
+def _number(row: KeyValue, field: Field) -> int:
+    match field:
+        case Field.VERSION:
+            return row.version
+        case Field.CREATED:
+            return row.create_revision
+        case Field.MODIFIED:
+            return row.mod_revision
+        case Field.LEASE:
+            return row.lease_id

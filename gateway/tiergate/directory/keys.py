@@ -1,0 +1,132 @@
+"""Where things stand in etcd. All keys start with a prefix that holds the layout's version.
+
+`o` records · `q` pending writes · `d` slots of dropped records (the row's version counts them) · `m` markers by scope
+· `c` clean records by age, `k` clean markers (both: uid) · `u` uploads in progress, `p` their parts · `f` finished
+uploads · `x` orphan uploads · `b` buckets · `n` nodes, on their lease · `h` who holds which version · `r` receipts of
+writers.
+
+Names are UTF-8. A bucket's name holds no slash and neither it nor a key a NUL, so no two names meet and rows sort as S3
+lists them. Nothing but `n` hangs on a lease: an expiry would delete what is owed.
+"""
+
+import hashlib
+
+from tiergate.checkpoints.markers import scope_of
+from tiergate.errors import invariant
+from tiergate.etcd.values import Range, prefix_end
+from tiergate.model import ObjectName, OriginUpload
+
+LAYOUT = b"1"
+
+
+class Keys:
+    """The keys under one prefix, `/tiergate` unless several clusters share an etcd."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix.encode() + b"/" + LAYOUT + b"/"
+
+    def table(self, table: str) -> bytes:
+        """What all keys of a table start with."""
+        return self._prefix + table.encode() + b"/"
+
+    def all(self, table: str) -> Range:
+        """All rows of a table."""
+        start = self.table(table)
+        return Range(start, prefix_end(start))
+
+    # -- objects
+    def record(self, name: ObjectName) -> bytes:
+        return self._named("o", name)
+
+    def pending(self, name: ObjectName) -> bytes:
+        return self._named("q", name)
+
+    def slot(self, name: ObjectName) -> bytes:
+        """One of 256 rows that stand for all keys, so that what is kept of deleted ones is bounded."""
+        return self.table("d") + hashlib.blake2b(_text(name), digest_size=1).hexdigest().encode()
+
+    def under(self, table: str, bucket: str, prefix: str, after: str) -> Range | None:
+        """Rows of a table by name: those whose key starts with `prefix` and is greater than `after`, if any can be."""
+        base = self.table(table) + bucket.encode() + b"/"
+        start = base + prefix.encode()
+        end = prefix_end(start)
+        if after:
+            start = max(start, base + after.encode() + b"\0")
+        return Range(start, end) if start < end else None
+
+    def marker(self, name: ObjectName) -> bytes:
+        scope = scope_of(name.key)
+        return self.markers(name.bucket, scope).key + name.key[len(scope) :].encode()
+
+    def markers(self, bucket: str, scope: str) -> Range:
+        """The markers right in a scope."""
+        start = self.table("m") + f"{bucket}/{scope}\0".encode()
+        return Range(start, prefix_end(start))
+
+    def marker_name(self, bucket: str, scope: str, key: bytes) -> ObjectName:
+        """The marker that stands at a key of `markers`."""
+        return ObjectName(bucket, scope + key[len(self.markers(bucket, scope).key) :].decode())
+
+    def clean(self, name: ObjectName, age: int, *, marker: bool) -> bytes:
+        """Where a clean record stands among those that may be trimmed, oldest first, or among those that may not."""
+        return self.table("k" if marker else "c") + b"%016x/" % age + _text(name)
+
+    def clean_name(self, key: bytes) -> ObjectName:
+        """The object that stands at a key of `clean`."""
+        bucket, _, rest = key[len(self.table("c")) + 17 :].decode().partition("/")
+        return ObjectName(bucket, rest)
+
+    def orphan(self, name: ObjectName, upload: OriginUpload) -> bytes:
+        # Uploads whose ids never became known differ in their start only.
+        return self._named("x", name) + f"\0{upload.upload_id}\0{upload.started_s!r}".encode()
+
+    # -- uploads, buckets, nodes
+    def upload(self, upload_id: str) -> bytes:
+        return self.table("u") + upload_id.encode()
+
+    def part(self, upload_id: str, number: int) -> bytes:
+        return self.parts(upload_id).key + b"%05d" % number
+
+    def parts(self, upload_id: str) -> Range:
+        """The parts of an upload, by number."""
+        start = self.table("p") + upload_id.encode() + b"\0"
+        return Range(start, prefix_end(start))
+
+    def finished(self, upload_id: str) -> bytes:
+        return self.table("f") + upload_id.encode()
+
+    def bucket(self, name: str) -> bytes:
+        return self.table("b") + name.encode()
+
+    def node(self, node: str) -> bytes:
+        return self.table("n") + node.encode()
+
+    def holder(self, name: ObjectName, uid: str, node: str) -> bytes:
+        return self.holders(name, uid).key + node.encode()
+
+    def holders(self, name: ObjectName, uid: str) -> Range:
+        """Who holds a version."""
+        start = self._named("h", name) + f"\0{uid}\0".encode()
+        return Range(start, prefix_end(start))
+
+    def all_holders(self, name: ObjectName) -> Range:
+        """Who holds any version of a key."""
+        start = self._named("h", name) + b"\0"
+        return Range(start, prefix_end(start))
+
+    def holder_of(self, name: ObjectName, key: bytes) -> tuple[str, str]:
+        """The uid and the node of a key of `holders`."""
+        uid, _, node = key[len(self.all_holders(name).key) :].decode().partition("\0")
+        return uid, node
+
+    def receipt(self, writer: str) -> bytes:
+        return self.table("r") + writer.encode()
+
+    def _named(self, table: str, name: ObjectName) -> bytes:
+        return self.table(table) + _text(name)
+
+
+def _text(name: ObjectName) -> bytes:
+    invariant("/" not in name.bucket, "a bucket's name holds a slash", bucket=name.bucket)
+    invariant("\0" not in name.key, "a key holds a NUL", bucket=name.bucket, key=name.key)
+    return f"{name.bucket}/{name.key}".encode()
