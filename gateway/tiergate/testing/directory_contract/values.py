@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tiergate.directory.base import Committed, Directory, Intent
+from tiergate.directory.base import Committed, Directory, Holder, Intent
 from tiergate.model import (
     NO_BASE,
     UNKNOWN_BASE,
@@ -54,9 +54,10 @@ def make_intent(
     base: str = UNKNOWN_BASE,
     guard: int | None = None,
     conditional: bool = False,
+    holders: tuple[Holder, ...] = (),
 ) -> Intent:
     """An unconditional write of a small object, unless said otherwise."""
-    return Intent(role, start_revision, now_s, base, guard, conditional)
+    return Intent(role, start_revision, now_s, base, guard, conditional, holders)
 
 
 def make_upload(upload_id: str, name: ObjectName = SHARD, started_s: float = 5.0) -> Upload:
