@@ -1,17 +1,34 @@
 """The directory of a cluster keeps the directory's contract; and what only it must do."""
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import pytest
 
 from tiergate.clock import SystemClock
-from tiergate.directory.base import Directory
+from tiergate.directory.base import Committed, Directory
 from tiergate.directory.clustered import ClusteredDirectory
+from tiergate.directory.committer import Change
 from tiergate.directory.keys import Keys
+from tiergate.errors import DirectoryUnavailableError, MemoryFullError, NotFoundError, OutcomeUnknownError
 from tiergate.etcd.client import Access, EtcdClient
-from tiergate.model import new_uid
-from tiergate.testing.directory_contract import DirectoryContract
+from tiergate.etcd.values import Field, Guard, Outcome, Put, Range, Txn
+from tiergate.model import Body, OriginUpload, Part, Role, Version, new_uid
+from tiergate.testing.directory_contract import (
+    MARKER,
+    SHARD,
+    DirectoryContract,
+    make_intent,
+    make_part,
+    make_upload,
+    make_version,
+    object_name,
+    pending_of,
+    put,
+    record_of,
+)
 from tiergate.testing.etcd import EtcdServer
 
 
@@ -45,3 +62,291 @@ class TestClusteredDirectory(DirectoryContract):
     @pytest.fixture
     def directory(self, clustered: ClusteredDirectory) -> Directory:
         return clustered
+
+
+# -- in groups, from many sides
+class Lossy(EtcdClient):
+    """A client whose answers to transactions get lost when told so, after or before they were sent."""
+
+    lose_after: int = 0
+    lose_before: int = 0
+
+    async def txn(self, txn: Txn) -> Outcome:
+        if self.lose_before:
+            self.lose_before -= 1
+            raise OutcomeUnknownError("lost before")
+        outcome = await super().txn(txn)
+        if self.lose_after:
+            self.lose_after -= 1
+            raise OutcomeUnknownError("lost after")
+        return outcome
+
+
+@pytest.fixture
+async def lossy(etcd: EtcdServer) -> AsyncIterator[Lossy]:
+    client = Lossy(Access(etcd.endpoints), SystemClock(), random.Random(0))
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+async def through_lossy(lossy: Lossy, keys: Keys) -> AsyncIterator[ClusteredDirectory]:
+    directory = ClusteredDirectory(lossy, keys)
+    yield directory
+    await directory.close()
+
+
+async def versions_of(client: EtcdClient, key: bytes) -> int:
+    """How often a row was written since it was created."""
+    return (await client.read(Range(key))).found(0)[0].version
+
+
+async def test_many_commits_share_few_transactions(clustered: ClusteredDirectory) -> None:
+    names = [object_name(f"k{index}") for index in range(300)]
+    ends = await asyncio.gather(*(put(clustered, name, name.key) for name in names))
+    assert len({end.revision for end in ends}) < 60
+    assert {write.uid for write in await clustered.pending()} == {name.key for name in names}
+
+
+async def test_commits_of_one_key_in_a_group_replace_one_another(clustered: ClusteredDirectory) -> None:
+    ends = await asyncio.gather(*(put(clustered, SHARD, f"v{index}") for index in range(20)))
+    check_chain([(end.revision, f"v{index}", end.replaced) for index, end in enumerate(ends)], set())
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_answer_lost_after_it_happened_counts_once(
+    lossy: Lossy, through_lossy: ClusteredDirectory, keys: Keys, times: int
+) -> None:
+    await put(through_lossy, SHARD, "v1")
+    lossy.lose_after = times
+    committed = await put(through_lossy, SHARD, "v2")
+    assert committed.replaced == make_version("v1")
+    assert (await pending_of(through_lossy, SHARD)).revision == committed.revision
+    assert await versions_of(lossy, keys.record(SHARD)) == 2
+
+
+async def test_transaction_lost_before_it_was_sent_is_sent_again(
+    lossy: Lossy, through_lossy: ClusteredDirectory, keys: Keys
+) -> None:
+    lossy.lose_before = 2
+    await put(through_lossy, SHARD, "v1")
+    assert await versions_of(lossy, keys.record(SHARD)) == 1
+
+
+async def test_group_with_a_lost_answer_tells_each_apart(
+    lossy: Lossy, through_lossy: ClusteredDirectory, clustered: ClusteredDirectory, keys: Keys
+) -> None:
+    """Of two changes in one transaction, one had a rival that was faster."""
+    guards = [Guard(keys.record(object_name(key)), Field.MODIFIED, 0) for key in "ab"]
+    changes = [Change((guard,), (Put(guard.key, b"x"),)) for guard in guards]
+    await put(clustered, object_name("b"), "rival")
+    lossy.lose_after = 1
+    done, lost = await asyncio.gather(*(through_lossy._committer.commit(change) for change in changes))
+    assert lost is None
+    assert done == (await lossy.read(Range(guards[0].key))).found(0)[0].mod_revision
+    assert (await record_of(clustered, object_name("b"))).version == make_version("rival")
+
+
+async def test_given_up_commit_cannot_happen_after_the_next_one(
+    lossy: Lossy, through_lossy: ClusteredDirectory, clustered: ClusteredDirectory
+) -> None:
+    committer = through_lossy._committer
+    committer._patience_s = 0.0
+    await put(through_lossy, object_name("warm"), "w")
+    sent: list[Txn] = []
+    real = lossy.txn
+
+    async def late(txn: Txn) -> Outcome:
+        sent.append(txn)
+        raise OutcomeUnknownError("on its way for long")
+
+    lossy.txn = late  # type: ignore[method-assign]
+    with pytest.raises(OutcomeUnknownError):
+        await put(through_lossy, SHARD, "late")
+    lossy.txn = real  # type: ignore[method-assign]
+    # The key is new again by then, as the late one's own guards want it.
+    await put(through_lossy, SHARD, "v1", make_intent(base=""))
+    await clustered.delete(SHARD, make_intent())
+    assert (await clustered.get(SHARD)).record is None
+    assert not (await lossy.txn(sent[0])).succeeded
+    assert (await clustered.get(SHARD)).record is None
+
+
+async def test_given_up_commit_that_happens_in_time_harms_no_later_one(
+    lossy: Lossy, through_lossy: ClusteredDirectory, keys: Keys
+) -> None:
+    through_lossy._committer._patience_s = 0.0
+    lossy.lose_after = 1
+    with pytest.raises(OutcomeUnknownError):
+        await put(through_lossy, SHARD, "v1")
+    committed = await put(through_lossy, SHARD, "v2")
+    assert committed.replaced == make_version("v1")
+    assert await versions_of(lossy, keys.record(SHARD)) == 2
+
+
+async def test_writer_whose_receipt_was_cleared_goes_on(
+    clustered: ClusteredDirectory, client: EtcdClient, keys: Keys
+) -> None:
+    await put(clustered, SHARD, "v1")
+    other = ClusteredDirectory(client, keys)
+    await other.expire_finished(SystemClock().wall_s() + 3600.0)
+    assert (await put(clustered, SHARD, "v2")).replaced == make_version("v1")
+    await other.close()
+
+
+async def test_cancelled_commit_leaves_the_others_alone(clustered: ClusteredDirectory) -> None:
+    tasks = [asyncio.ensure_future(put(clustered, object_name(f"k{index}"), f"v{index}")) for index in range(10)]
+    await clustered.get(SHARD)
+    for task in tasks[::2]:
+        task.cancel()
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(end, Committed) for end in ends[1::2])
+    for index in range(0, 10, 2):
+        record = (await clustered.get(object_name(f"k{index}"))).record
+        assert record is None or record.version == make_version(f"v{index}")
+
+
+# -- much at once
+async def test_upload_of_many_parts_ends_whole(clustered: ClusteredDirectory) -> None:
+    parts = [make_part(number, f"p{number}") for number in range(1, 351)]
+    for upload_id in ("up1", "up2"):
+        await clustered.create_upload(make_upload(upload_id))
+        await asyncio.gather(*(clustered.put_part(upload_id, part) for part in parts))
+    assert await clustered.abort_upload("up1") == parts
+    await clustered.finish_upload("up2", make_version("v1"), [], make_intent())
+    assert await clustered.list_parts("up1") == await clustered.list_parts("up2") == []
+
+
+async def test_part_put_while_its_upload_is_aborted_is_returned_or_refused(clustered: ClusteredDirectory) -> None:
+    for index in range(10):
+        upload_id = f"up{index}"
+        await clustered.create_upload(make_upload(upload_id))
+        put_one = clustered.put_part(upload_id, make_part(1, "p"))
+        aborted, ended = await asyncio.gather(clustered.abort_upload(upload_id), put_one, return_exceptions=True)
+        assert aborted == ([] if isinstance(ended, NotFoundError) else [make_part(1, "p")])
+        assert await clustered.list_parts(upload_id) == []
+
+
+async def test_member_under_many_markers_disturbs_all(clustered: ClusteredDirectory) -> None:
+    markers = [object_name(f"run/step_1/__{rank}_0.metadata") for rank in range(150)]
+    await put(clustered, SHARD, "s1")
+    await asyncio.gather(*(put(clustered, name, "m", make_intent(Role.MARKER)) for name in markers))
+    await put(clustered, SHARD, "s2", make_intent(now_s=5000.0))
+    assert {(await pending_of(clustered, name)).disturbed_s for name in markers} == {5000.0}
+
+
+async def test_key_of_very_many_scopes_can_be_overwritten(clustered: ClusteredDirectory) -> None:
+    name = object_name("a/" * 500 + "shard")
+    markers = [object_name("a/" * depth + ".metadata") for depth in (500, 250, 0)]
+    await put(clustered, name, "s1")
+    for marker in markers:
+        await put(clustered, marker, "m", make_intent(Role.MARKER))
+    await put(clustered, name, "s2", make_intent(now_s=5000.0))
+    assert {(await pending_of(clustered, marker)).disturbed_s for marker in markers} == {5000.0}
+
+
+async def test_write_of_very_many_leftovers_is_persisted(clustered: ClusteredDirectory) -> None:
+    uploads = [OriginUpload(f"u{index}", 1.0) for index in range(150)]
+    for index, upload in enumerate(uploads):
+        await put(clustered, SHARD, f"v{index}")
+        await clustered.note_upload(SHARD, f"v{index}", upload)
+    await clustered.persisted(SHARD, "v149", "o", 1.0)
+    assert {upload for _, upload in await clustered.orphan_uploads()} == set(uploads)
+    await clustered.drop_leftovers(SHARD, uploads)
+    assert await clustered.orphan_uploads() == []
+
+
+async def test_marker_committed_meanwhile_is_disturbed_too(
+    client: EtcdClient, clustered: ClusteredDirectory, keys: Keys
+) -> None:
+    """It was not there when the overwriting commit looked, and is when it happens."""
+    await put(clustered, SHARD, "s1")
+    real = clustered._committer.commit
+
+    async def commit(change: Change) -> int | None:
+        clustered._committer.commit = real  # type: ignore[method-assign]
+        other = ClusteredDirectory(client, keys)
+        await put(other, MARKER, "m1", make_intent(Role.MARKER))
+        await other.close()
+        return await real(change)
+
+    clustered._committer.commit = commit  # type: ignore[method-assign]
+    await put(clustered, SHARD, "s2", make_intent(now_s=5000.0))
+    assert (await pending_of(clustered, MARKER)).disturbed_s == 5000.0
+
+
+async def test_version_of_ten_thousand_parts_fits(clustered: ClusteredDirectory) -> None:
+    rng = random.Random(0)
+    parts = tuple(
+        Part(
+            number,
+            Body(new_uid(float(number)), 64 << 20, rng.randbytes(8 * 16)),
+            rng.randbytes(16).hex(),
+            1_700_000_000,
+            {"crc64nvme": "AAAAAAAAAAA="},
+        )
+        for number in range(1, 1001)
+    )
+    version = replace(make_version("v1"), parts=parts, size_bytes=1000 * (64 << 20))
+    await clustered.put(SHARD, version, make_intent())
+    assert (await record_of(clustered, SHARD)).version == version
+    huge = replace(version, parts=parts * 20)
+    with pytest.raises(MemoryFullError):
+        await clustered.put(SHARD, huge, make_intent())
+    assert (await record_of(clustered, SHARD)).version == version
+
+
+# -- while etcd dies
+Commit = tuple[int, str, Version | None]
+
+
+def check_chain(commits: list[Commit], unknown: set[str]) -> None:
+    """Each commit replaced the one before it; those of unknown outcome may be among them."""
+    current: str | None = None
+    for _, uid, replaced in sorted(commits, key=lambda commit: commit[0]):
+        before = replaced.uid if replaced else None
+        assert before == current or before in unknown
+        current = uid
+    uids = [replaced.uid for _, _, replaced in commits if replaced]
+    assert len(uids) == len(set(uids)), "a version was replaced twice"
+
+
+async def write_some(directory: ClusteredDirectory, writer: int, count: int, unknown: set[str]) -> list[list[Commit]]:
+    commits: list[list[Commit]] = [[], []]
+    for index in range(count):
+        uid = f"w{writer}-{index}"
+        key = index % 2
+        try:
+            end = await put(directory, object_name(f"k{key}"), uid)
+        except OutcomeUnknownError:
+            unknown.add(uid)
+        except DirectoryUnavailableError:
+            continue
+        else:
+            commits[key].append((end.revision, uid, end.replaced))
+    return commits
+
+
+async def test_commits_form_one_chain_over_kills_and_restarts(keys: Keys) -> None:
+    unknown: set[str] = set()
+    with EtcdServer() as server:
+        clients = [EtcdClient(Access(server.endpoints), SystemClock(), random.Random(seed)) for seed in range(3)]
+        directories = [ClusteredDirectory(client, keys) for client in clients]
+        writing = asyncio.gather(*(write_some(each, index, 60, unknown) for index, each in enumerate(directories)))
+        member = server.members[0]
+        for _ in range(3):
+            before = await directories[0].revision()
+            while not writing.done() and await directories[0].revision() < before + 20:
+                continue
+            member.kill()
+            server.start(member)
+        found = await writing
+        for key in (0, 1):
+            commits = [commit for commits in found for commit in commits[key]]
+            check_chain(commits, unknown)
+            current = (await record_of(directories[0], object_name(f"k{key}"))).version
+            assert current is not None
+            assert current.uid == max(commits)[1] or current.uid in unknown
+        for directory, client in zip(directories, clients, strict=True):
+            await directory.close()
+            await client.close()

@@ -2,6 +2,7 @@
 somebody was faster. The place of a commit in the order is etcd's revision; commits that went together share theirs.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -10,7 +11,7 @@ from tiergate.directory import transitions, uploads
 from tiergate.directory.base import Committed, Finished, Holder, Intent, Seen
 from tiergate.directory.clusterrows import ClusterRows, NotReadError, Snapshot, record_of, settled, value_of
 from tiergate.directory.codec import Orphan, pack
-from tiergate.directory.committer import OPERATIONS_COUNT, Change, Committer, Standing
+from tiergate.directory.committer import Change, Committer, Standing
 from tiergate.directory.keys import Keys
 from tiergate.errors import CompactedError, OverloadedError
 from tiergate.etcd.client import EtcdClient
@@ -38,8 +39,11 @@ PAGE_COUNT = 1000
 TRIM_COUNT = 1000
 """Clean records dropped in one call at most."""
 
-TRIM_GROUP_COUNT = 32
+TRIM_GROUP_COUNT = 10
 """Clean records dropped in one transaction."""
+
+DELETE_GROUP_COUNT = 60
+"""Outdated rows deleted in one transaction."""
 
 ATTEMPTS_COUNT = 40
 """So often a transition is tried while others change what it read."""
@@ -74,6 +78,9 @@ class ClusteredDirectory:
             try:
                 rows, result = await self._run(transition, [Range(key) for key in first])
             except CompactedError:
+                continue
+            if early := rows.early():
+                await asyncio.gather(*(self._committer.commit(change) for change in early))
                 continue
             change = rows.change()
             if change is None:
@@ -357,8 +364,8 @@ class ClusteredDirectory:
     async def _delete(self, rows: Sequence[KeyValue]) -> int:
         """Delete rows that are still what they were; how many."""
         count = 0
-        for start in range(0, len(rows), OPERATIONS_COUNT):
-            part = rows[start : start + OPERATIONS_COUNT]
+        for start in range(0, len(rows), DELETE_GROUP_COUNT):
+            part = rows[start : start + DELETE_GROUP_COUNT]
             guards = tuple(Guard(row.key, Field.MODIFIED, row.mod_revision) for row in part)
             if await self._committer.commit(Change(guards, tuple(Delete(row.key) for row in part))) is not None:
                 count += len(part)

@@ -21,6 +21,12 @@ from tiergate.model import ObjectName, OriginUpload, Part, Pending, Record, Role
 OWN_REVISION = (1 << 63) - 1
 """Stands for the revision of the transaction that wrote it, which only the store tells: later than all known ones."""
 
+EARLY_COUNT = 40
+"""More disturbed markers than this are written before the rest, in transactions of so many."""
+
+RANGES_COUNT = 40
+"""More guarded ranges than this become one that covers all."""
+
 READS_COUNT = 100
 """Ranges in one read; etcd takes 128 operations in a transaction."""
 
@@ -104,21 +110,43 @@ class ClusterRows:
         self._guards: dict[tuple[bytes, bytes], Guard] = {}
         self._written: dict[bytes, bytes | None] = {}
         self._cleared: list[Range] = []
+        self._disturbed: dict[bytes, Put] = {}
+        self._markers: set[bytes] = set()
+
+    def early(self) -> list[Change]:
+        """What must be done before, after which the transition is run anew: it then has less to change."""
+        if len(self._disturbed) <= EARLY_COUNT:
+            return []
+        puts = list(self._disturbed.values())
+        groups = (puts[start : start + EARLY_COUNT] for start in range(0, len(puts), EARLY_COUNT))
+        return [Change(tuple(self._guard(put.key) for put in group), tuple(group)) for group in groups]
 
     def change(self) -> Change | None:
         """What was changed, None for nothing."""
         writes: list[Put | Delete] = [Delete(each.key, each.end) for each in self._cleared]
         for key, value in self._written.items():
             writes.append(Delete(key) if value is None else Put(key, value))
-        return Change(tuple(self._guards.values()), tuple(writes)) if writes else None
+        if not writes:
+            return None
+        single = [guard for guard in self._guards.values() if not guard.end]
+        ranges = [guard for guard in self._guards.values() if guard.end]
+        if len(ranges) > RANGES_COUNT:
+            first, last = min(guard.key for guard in ranges), max(guard.end for guard in ranges)
+            ranges = [replace(ranges[0], key=first, end=last)]
+        single += [self._guard(key) for key in self._disturbed]
+        return Change((*single, *ranges), (*writes, *self._disturbed.values()))
 
     # -- plain access
     def _row(self, key: bytes) -> KeyValue | None:
         if key not in self._snapshot.rows:
             raise NotReadError([Range(key)])
+        if key not in self._markers:
+            self._guards[key, b""] = self._guard(key)
+        return self._snapshot.rows[key]
+
+    def _guard(self, key: bytes) -> Guard:
         row = self._snapshot.rows[key]
-        self._guards[key, b""] = Guard(key, Field.MODIFIED, row.mod_revision if row else 0)
-        return row
+        return Guard(key, Field.MODIFIED, row.mod_revision if row else 0)
 
     def _range(self, wanted: Range, also: Iterable[Range] = ()) -> list[bytes]:
         """The keys in a range, as they are after this transition's own changes. What is missing is fetched with
@@ -169,7 +197,8 @@ class ClusterRows:
         old = self._unindex(name, keep_uid=version.uid if version else None)
         if old is not None and old.role is Role.MARKER and record.role is not Role.MARKER:
             self._delete(self._keys.marker(name))
-        if record.role is Role.MARKER and (old is None or old.role is not Role.MARKER):
+        if record.role is Role.MARKER:
+            # Anew each time: whoever looks at the markers of the scope rests on no other being committed.
             self._written[self._keys.marker(name)] = b""
         age = 0
         if record.state is State.CLEAN and version is not None:
@@ -209,16 +238,13 @@ class ClusterRows:
     def marker_names(self, bucket: str, scope: str) -> list[ObjectName]:
         wanted = self._keys.markers(bucket, scope)
         around = (self._keys.markers(bucket, each) for each in ancestor_scopes(scope)) if scope else ()
-        names = []
-        for key in self._range(wanted, around):
-            if key not in self._written:
-                self._row(key)
-            names.append(self._keys.marker_name(bucket, scope, key))
+        names = [self._keys.marker_name(bucket, scope, key) for key in self._range(wanted, around)]
         # Whoever asks for markers looks at each.
-        rows = (self._keys.pending(name) for name in names)
+        rows = [self._keys.pending(name) for name in names]
         missing = [Range(key) for key in rows if key not in self._snapshot.rows]
         if missing:
             raise NotReadError(missing)
+        self._markers.update(key for key in rows if (key, b"") not in self._guards and key not in self._written)
         return names
 
     # -- pending writes
@@ -227,6 +253,13 @@ class ClusterRows:
 
     def put_pending(self, write: Pending) -> None:
         self._put(self._keys.pending(write.name), write)
+
+    def disturb(self, write: Pending) -> None:
+        key = self._keys.pending(write.name)
+        if key in self._markers:
+            self._disturbed[key] = Put(key, pack(write))
+        else:
+            self.put_pending(write)
 
     def drop_pending(self, name: ObjectName) -> None:
         if self.pending(name) is not None:

@@ -12,13 +12,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tiergate.directory.keys import Keys
-from tiergate.errors import CompactedError, FencedError, MemoryFullError, OutcomeUnknownError, TiergateError
+from tiergate.errors import CompactedError, FencedError, MemoryFullError, OutcomeUnknownError, TiergateError, invariant
 from tiergate.etcd.client import PATIENCE_S, EtcdClient
-from tiergate.etcd.values import Delete, Field, Guard, KeyValue, Outcome, Put, Range, Relation, Request, Txn
+from tiergate.etcd.values import Delete, Field, Guard, KeyValue, Outcome, Put, Range, Relation, Txn
 from tiergate.model import new_uid
 
-OPERATIONS_COUNT = 100
-"""Guards, or requests, on one level of a transaction; etcd takes 128."""
+OPERATIONS_COUNT = 120
+"""The width of a transaction (see `width`); etcd takes 128."""
+
+GUARDS_COUNT = 100
+"""Of one change."""
+
+GROUP_COUNT = 30
+"""Writes that go into a nested transaction of their own where a change has many."""
 
 BATCH_BYTES = 1 << 20
 """Of the changes in one transaction; etcd takes 1.5 MiB."""
@@ -93,6 +99,7 @@ class Committer:
         """
         if change.size_bytes > CHANGE_BYTES:
             raise MemoryFullError("a change is too large for etcd", size_bytes=change.size_bytes)
+        invariant(len(change.guards) <= GUARDS_COUNT, "a change rests on too much", guards=len(change.guards))
         waiting = _Waiting(change, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if self._task is None or self._task.done():
@@ -124,16 +131,21 @@ class Committer:
         taken: list[_Waiting] = []
         left: list[_Waiting] = []
         footprint = Footprint()
-        size_bytes = 0
-        while self._waiting and len(taken) < OPERATIONS_COUNT - 2 and size_bytes < BATCH_BYTES:
+        size_bytes = widest = 0
+        while self._waiting:
             each = self._waiting.popleft()
             if each.done.done():
                 continue
-            if footprint.meets(each.change) or (taken and size_bytes + each.change.size_bytes > BATCH_BYTES):
+            wider = max(widest, width(nested(each.change)))
+            larger_bytes = size_bytes + each.change.size_bytes
+            if taken and (len(taken) + 2 + wider > OPERATIONS_COUNT or larger_bytes > BATCH_BYTES):
+                left.append(each)
+                break
+            if footprint.meets(each.change):
                 left.append(each)
                 continue
             footprint.add(each.change)
-            size_bytes += each.change.size_bytes
+            size_bytes, widest = larger_bytes, wider
             taken.append(each)
         self._waiting.extendleft(reversed(left))
         return taken
@@ -183,8 +195,8 @@ class Committer:
         guards = [guard for change in batch for guard in change.guards]
         seen: dict[Guard, tuple[KeyValue, ...]] = {}
         try:
-            for start in range(0, len(guards), OPERATIONS_COUNT):
-                part = guards[start : start + OPERATIONS_COUNT]
+            for start in range(0, len(guards), GUARDS_COUNT):
+                part = guards[start : start + GUARDS_COUNT]
                 ranges = (Range(each.key, each.end, revision=revision - 1, keys_only=True) for each in part)
                 outcome = await self._client.read(*ranges)
                 seen.update((guard, outcome.found(index)) for index, guard in enumerate(part))
@@ -239,21 +251,23 @@ def _end(write: Put | Delete) -> bytes:
 
 
 def nested(change: Change) -> Txn:
-    """A change as a transaction of its own within another. Where there is too much for one level, it goes deeper."""
-    return _guarded(change.guards, change.writes)
+    """A change as a transaction within another."""
+    writes = change.writes
+    if len(writes) <= GROUP_COUNT:
+        return Txn(change.guards, writes)
+    groups = (writes[start : start + GROUP_COUNT] for start in range(0, len(writes), GROUP_COUNT))
+    return Txn(change.guards, tuple(Txn((), group) for group in groups))
 
 
-def _guarded(guards: tuple[Guard, ...], writes: tuple[Request, ...]) -> Txn:
-    if len(guards) > OPERATIONS_COUNT:
-        return Txn(guards[:OPERATIONS_COUNT], (_guarded(guards[OPERATIONS_COUNT:], writes),))
-    if len(writes) > OPERATIONS_COUNT:
-        parts = range(0, len(writes), OPERATIONS_COUNT)
-        return Txn(guards, tuple(Txn((), writes[start : start + OPERATIONS_COUNT]) for start in parts))
-    return Txn(guards, writes)
+def width(txn: Txn) -> int:
+    """What etcd bounds by --max-txn-ops: the operations on one level, and those within the widest of its members."""
+    requests = txn.then + txn.otherwise
+    here = max(len(txn.guards), len(txn.then), len(txn.otherwise))
+    return here + max((width(each) for each in requests if isinstance(each, Txn)), default=0)
 
 
 def happened(answer: object) -> bool:
-    """Whether a nested transaction's guards held, on all its levels."""
+    """Whether a nested transaction's guards held."""
     return not isinstance(answer, Outcome) or (answer.succeeded and all(happened(each) for each in answer.answers))
 
 

@@ -5,7 +5,7 @@ also knows by its own clock, a margin before etcd lets anybody else see it gone,
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from tiergate.clock import Clock
@@ -265,7 +265,7 @@ class Nodes:
         outcome = await self._client.read(self._all)
         return Live(outcome.revision, {node.name: node for node in map(self._node, outcome.found(0))})
 
-    async def watch(self) -> AsyncIterator[Live]:
+    async def watch(self) -> AsyncGenerator[Live, None]:
         """The members now, then anew after each change. Close it in the end."""
         while True:
             live = await self.live()

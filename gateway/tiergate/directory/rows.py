@@ -222,6 +222,9 @@ class LmdbRows:
             self._put("ages", _AGE.pack(write.committed_s, write.place), b"")
         self._add("pending_bytes", write.size_bytes)
 
+    def disturb(self, write: Pending) -> None:
+        self.put_pending(write)
+
     def drop_pending(self, name: ObjectName) -> None:
         old = self.pending(name)
         if old is None:

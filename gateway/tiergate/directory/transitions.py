@@ -145,8 +145,10 @@ def disturb(rows: Rows, name: ObjectName, old: Record | None, intent: Intent, *,
         markers = rows.marker_names(name.bucket, scope)
         for marker in markers:
             write = rows.pending(marker)
-            if write is not None and write.kind is Kind.PUT and write.revision > old.revision:
-                rows.put_pending(replace(write, disturbed_s=intent.now_s))
+            if write is None or write.kind is not Kind.PUT or write.revision <= old.revision:
+                continue
+            if write.disturbed_s < intent.now_s:
+                rows.disturb(replace(write, disturbed_s=intent.now_s))
         if markers and deleting:
             # Its own set loses a member; those around it lose a set, as when old checkpoints are cleaned up.
             return

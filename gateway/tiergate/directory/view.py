@@ -41,7 +41,8 @@ class Rows(Protocol):
         ...
 
     def marker_names(self, bucket: str, scope: str) -> list[ObjectName]:
-        """The markers right in a scope that have a record."""
+        """The markers right in a scope that have a record. That no other is committed meanwhile is part of what the
+        transaction rests on; what becomes of their pending writes is not, unless it writes them."""
         ...
 
     # -- pending writes
@@ -51,6 +52,11 @@ class Rows(Protocol):
 
     def put_pending(self, write: Pending) -> None:
         """Write a pending write, and its place in the order."""
+        ...
+
+    def disturb(self, write: Pending) -> None:
+        """Write the pending write of one of `marker_names`, changed in its `disturbed_s` only. That may happen a little
+        before the rest of the transaction does."""
         ...
 
     def drop_pending(self, name: ObjectName) -> None:
