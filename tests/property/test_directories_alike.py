@@ -1,0 +1,280 @@
+"""Both directories, driven by the same random calls, say the same: revisions differ, their order does not."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from tiergate.clock import SystemClock
+from tiergate.directory.base import Committed, Directory, Intent, Seen
+from tiergate.directory.clustered import ClusteredDirectory
+from tiergate.directory.clusterrows import Stored, record_of, value_of
+from tiergate.directory.codec import unpack
+from tiergate.directory.embedded import EmbeddedDirectory
+from tiergate.directory.keys import Keys
+from tiergate.errors import ConflictError, FencedError, NotFoundError
+from tiergate.etcd.client import Access, EtcdClient
+from tiergate.model import (
+    NO_BASE,
+    UNKNOWN_BASE,
+    Kind,
+    ObjectName,
+    OriginUpload,
+    Pending,
+    Record,
+    Role,
+    State,
+    Upload,
+    new_uid,
+)
+from tiergate.testing.directory_contract import make_part, make_upload, make_version
+from tiergate.testing.etcd import EtcdServer
+
+T = TypeVar("T")
+
+NAMES = [
+    ObjectName(bucket, key)
+    for bucket in ("b", "b2")
+    for key in ("r/1/s", "r/1/t", "r/1/.metadata", "r/.metadata", "r/1/p.json", "é/s", "k" * 600)
+]
+HISTORIES_COUNT = 40
+CALLS_COUNT = 60
+
+Call = Callable[[Directory, Seen], Awaitable[Any]]
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EtcdServer]:
+    with EtcdServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def client(etcd: EtcdServer) -> AsyncIterator[EtcdClient]:
+    client = EtcdClient(Access(etcd.endpoints), SystemClock(), random.Random(0))
+    yield client
+    await client.close()
+
+
+def role_of(name: ObjectName) -> Role:
+    if name.key.endswith(".metadata"):
+        return Role.MARKER
+    return Role.POINTER if name.key.endswith(".json") else Role.SMALL
+
+
+class Pair:
+    """The two, and what each revision of the second is in the first."""
+
+    def __init__(self, first: Directory, second: Directory) -> None:
+        self.first = first
+        self.second = second
+        self.revisions = {0: 0}
+
+    async def call(self, name: ObjectName, call: Call) -> None:
+        seen = await self.first.get(name), await self.second.get(name)
+        before = await self.first.revision()
+        ends = [await attempt(call(*each)) for each in zip((self.first, self.second), seen, strict=True)]
+        after = await self.first.revision()
+        if after != before:
+            self.revisions[await self.second.revision()] = after
+        assert self.as_first(ends[1]) == plain(ends[0])
+
+    async def compare(self, read: Callable[[Directory], Awaitable[Any]]) -> None:
+        assert self.as_first(await read(self.second)) == plain(await read(self.first))
+
+    def as_first(self, value: Any) -> Any:
+        """A value of the second directory with the revisions of the first."""
+        if isinstance(value, list | tuple):
+            return [self.as_first(each) for each in value]
+        if isinstance(value, Seen):
+            return self.as_first(value.record), self.as_first(value.pending)
+        own = (
+            {"revision", "modified", "place", "start_revision"}
+            if isinstance(value, Record | Pending | Committed)
+            else set[str]()
+        )
+        changed = {name: self.revisions[getattr(value, name)] for name in own if hasattr(value, name)}
+        return plain(replace(value, **changed) if changed else value)
+
+
+def plain(value: Any) -> Any:
+    """Without what no directory promises: the uid of a delete, and which revision was the newest at a read."""
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, Seen):
+        return plain(value.record), plain(value.pending)
+    if isinstance(value, Pending) and value.uid.startswith("delete-"):
+        return replace(value, uid="delete")
+    return value
+
+
+async def attempt(call: Awaitable[T]) -> T | type[Exception]:
+    try:
+        return await call
+    except (ConflictError, FencedError, NotFoundError) as error:
+        return type(error)
+
+
+def any_call(rng: random.Random, count: int, name: ObjectName, started: list[str]) -> Call:
+    """One of all changing calls, with arguments that are the same for both directories. `started`: uploads."""
+    now_s, uid, etag = 1000.0 + count, f"v{count}", f"o{count}"
+    base, role = rng.choice([UNKNOWN_BASE, NO_BASE, "asked"]), role_of(name)
+    guarded, right = rng.random() < 0.3, rng.random() < 0.85
+    upload, up, new_up = OriginUpload(rng.choice(["", f"u{count}"]), now_s), rng.choice(started), f"up{count}"
+    part = make_part(rng.randrange(1, 4), f"p{count}")
+    conditional = rng.random() < 0.2
+
+    def intent(seen: Seen) -> Intent:
+        guard = (seen.guard if right else seen.guard + 1) if guarded else None
+        return Intent(role, 0, now_s, base, guard, conditional)
+
+    def owed(seen: Seen) -> str:
+        return seen.pending.uid if seen.pending and right else "other"
+
+    def current(seen: Seen) -> str:
+        return seen.record.version.uid if seen.record and seen.record.version and right else "other"
+
+    async def drop_leftovers(directory: Directory, seen: Seen) -> None:
+        left = list(seen.pending.leftovers[:1]) if seen.pending else []
+        left += [each for named, each in sorted(await directory.orphan_uploads(), key=repr) if named == name][:1]
+        await directory.drop_leftovers(name, left)
+
+    async def move_part(directory: Directory, seen: Seen) -> bool:
+        parts = await directory.list_parts(up)
+        old = parts[0] if parts and right else part
+        return await directory.move_part(up, old, replace(old, spilled_etag="s"))
+
+    async def finish_upload(directory: Directory, seen: Seen) -> Committed:
+        known = await directory.get_upload(up)
+        there = await directory.get(known.name) if known else seen
+        return await directory.finish_upload(up, make_version(uid), [(1, "e")], intent(there))
+
+    async def create_upload(directory: Directory, seen: Seen) -> None:
+        await directory.create_upload(make_upload(new_up, name, now_s))
+        if new_up not in started:
+            started.append(new_up)
+
+    calls: list[Call] = [
+        lambda directory, seen: directory.put(name, make_version(uid), intent(seen)),
+        lambda directory, seen: directory.put_through(name, make_version(uid), etag, intent(seen)),
+        lambda directory, seen: directory.delete(name, intent(seen)),
+        lambda directory, seen: directory.adopt(
+            name, make_version(uid), etag, role, now_s, seen.drops if guarded else None
+        ),
+        lambda directory, seen: directory.revalidated(name, current(seen), now_s),
+        lambda directory, seen: directory.forget(name, current(seen) if guarded else None),
+        lambda directory, seen: directory.begin(name, owed(seen), base),
+        lambda directory, seen: directory.note_upload(name, owed(seen), upload if right else None),
+        lambda directory, seen: directory.rebase(name, owed(seen), etag),
+        lambda directory, seen: directory.persisted(name, owed(seen), etag, now_s),
+        lambda directory, seen: directory.withdraw(name, current(seen), now_s),
+        lambda directory, seen: directory.withdrawn(name, owed(seen)),
+        lambda directory, seen: directory.quarantine(name, owed(seen), "refused" if guarded else ""),
+        drop_leftovers,
+        create_upload,
+        lambda directory, seen: directory.put_part(up, part),
+        lambda directory, seen: directory.note_spill(up, f"s{count}"),
+        move_part,
+        lambda directory, seen: directory.abort_upload(up),
+        finish_upload,
+        lambda directory, seen: directory.end_spilled(up, make_version(uid), [(1, "e")], now_s),
+    ]
+    weights = [8, 3, 4, 3, 1, 1, 4, 3, 1, 6, 2, 1, 1, 2, 2, 3, 1, 1, 1, 2, 1]
+    return rng.choices(calls, weights)[0]
+
+
+async def compare_all(pair: Pair, started: list[str]) -> None:
+    for name in NAMES:
+        await pair.compare(lambda directory, name=name: directory.get(name))  # type: ignore[misc]
+    for bucket in ("b", "b2"):
+        for prefix in ("", "r/", "k"):
+            await pair.compare(lambda directory, at=(bucket, prefix): directory.scan(*at, "", 100))  # type: ignore[misc]
+            await pair.compare(
+                lambda directory, at=(bucket, prefix): directory.scan_unpersisted(*at, "r/1/s", 100)  # type: ignore[misc]
+            )
+        await pair.compare(lambda directory, at=bucket: directory.standing_markers(at, ["r/1/", "r/", ""]))  # type: ignore[misc]
+        await pair.compare(lambda directory, at=bucket: directory.list_uploads(at, ""))  # type: ignore[misc]
+        first, second = [await each.origin_upload_ids(bucket) for each in (pair.first, pair.second)]
+        assert second <= first
+    await pair.compare(lambda directory: directory.pending())
+    await pair.compare(lambda directory: directory.oldest_pending_s())
+    await pair.compare(lambda directory: directory.live_holders())
+    await pair.compare(lambda directory: directory.counts())
+    for up in started:
+        await pair.compare(lambda directory, up=up: directory.list_parts(up))  # type: ignore[misc]
+        await pair.compare(lambda directory, up=up: directory.finished_upload(up))  # type: ignore[misc]
+    orphans = [sorted(await each.orphan_uploads(), key=repr) for each in (pair.first, pair.second)]
+    assert orphans[0] == orphans[1]
+    trimmed = [await each.trim_clean(0) for each in (pair.first, pair.second)]
+    assert {version.uid for version in trimmed[0]} == {version.uid for version in trimmed[1]}
+    await pair.compare(lambda directory: directory.counts())
+
+
+@pytest.mark.parametrize("seed", range(HISTORIES_COUNT))
+async def test_any_calls_come_out_the_same(client: EtcdClient, tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    first = EmbeddedDirectory.open(tmp_path, 4 << 20)
+    second = ClusteredDirectory(client, Keys(f"/{new_uid(SystemClock().wall_s())}"))
+    pair = Pair(cast(Directory, first), cast(Directory, second))
+    names, started = rng.sample(NAMES, 6), ["none"]
+    for count in range(CALLS_COUNT):
+        name = rng.choice(names)
+        await pair.call(name, any_call(rng, count, name, started))
+    await compare_all(pair, started)
+    await second.close()
+    first.close()
+
+
+async def call_some(directory: ClusteredDirectory, rng: random.Random, names: list[ObjectName]) -> None:
+    started = ["none"]
+    for _ in range(CALLS_COUNT):
+        name = rng.choice(names)
+        call = any_call(rng, rng.randrange(1 << 30), name, started)
+        await attempt(call(cast(Directory, directory), await directory.get(name)))
+
+
+async def check_rows(client: EtcdClient, keys: Keys) -> None:
+    """Every row that is derived from another is there, and no other is."""
+    tables = "oqckmup"
+    outcome = await client.read(*(keys.all(table) for table in tables))
+    found = {table: {row.key: row for row in outcome.found(index)} for index, table in enumerate(tables)}
+    clean: dict[bytes, bytes] = {}
+    markers: set[bytes] = set()
+    owed: dict[bytes, tuple[str, Kind]] = {}
+    for row in found["o"].values():
+        stored = unpack(Stored, row.value)
+        record = record_of(row)
+        if record.role is Role.MARKER:
+            markers.add(keys.marker(record.name))
+        if record.state is State.CLEAN:
+            assert record.version is not None
+            key = keys.clean(record.name, stored.age, marker=record.role is Role.MARKER)
+            clean[key] = record.version.uid.encode()
+        else:
+            kind = Kind.DELETE if record.state is State.TOMBSTONE else Kind.PUT
+            owed[keys.pending(record.name)] = (record.version.uid if record.version else "", kind)
+    assert {row.key: row.value for row in (*found["c"].values(), *found["k"].values())} == clean
+    assert set(found["m"]) == markers
+    writes = {key: value_of(Pending, row) for key, row in found["q"].items()}
+    assert {key: write.kind for key, write in writes.items()} == {key: kind for key, (_, kind) in owed.items()}
+    assert all(owed[key][0] == write.uid for key, write in writes.items() if write.kind is Kind.PUT)
+    uploads = {value_of(Upload, row).upload_id for row in found["u"].values()}
+    parts = {key[len(keys.table("p")) :].partition(b"\0")[0].decode() for key in found["p"]}
+    assert parts <= uploads
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_rows_stay_true_over_calls_from_many_sides(client: EtcdClient, seed: int) -> None:
+    keys = Keys(f"/{new_uid(SystemClock().wall_s())}")
+    names = random.Random(seed).sample(NAMES, 4)
+    directories = [ClusteredDirectory(client, keys) for _ in range(4)]
+    await asyncio.gather(
+        *(call_some(each, random.Random(f"{seed}-{index}"), names) for index, each in enumerate(directories))
+    )
+    await check_rows(client, keys)
+    for each in directories:
+        await each.close()
