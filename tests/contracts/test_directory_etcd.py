@@ -275,7 +275,7 @@ async def test_marker_committed_meanwhile_is_disturbed_too(
     assert (await pending_of(clustered, MARKER)).disturbed_s == 5000.0
 
 
-async def test_version_of_ten_thousand_parts_fits(clustered: ClusteredDirectory) -> None:
+async def test_version_of_many_parts_fits_and_one_too_large_is_refused(clustered: ClusteredDirectory) -> None:
     rng = random.Random(0)
     parts = tuple(
         Part(

@@ -201,10 +201,23 @@ async def test_watch_delivers_all_over_kills_and_restarts(client: EtcdClient, si
     assert set(expected) <= set(revisions)
 
 
+class ToldWatch(Watch):
+    """It says when a stream of its ended."""
+
+    def __init__(self, client: EtcdClient, key: bytes, end: bytes, from_revision: int) -> None:
+        super().__init__(client, key, end, from_revision)
+        self.dropped = asyncio.Event()
+
+    def _drop(self) -> None:
+        super()._drop()
+        self.dropped.set()
+
+
+@pytest.mark.timeout(60)
 async def test_watch_member_without_quorum_moves_on(three: EtcdServer) -> None:
     client = make_client(three)
     start = await put(client, b"q", b"0")
-    async with Watch(client, b"q", b"", start) as watch:
+    async with ToldWatch(client, b"q", b"", start) as watch:
         await watch.next()
         for member in three.members[1:]:
             member.kill()
@@ -213,6 +226,8 @@ async def test_watch_member_without_quorum_moves_on(three: EtcdServer) -> None:
         with pytest.raises(DirectoryUnavailableError):
             await impatient.read(Range(b"q"))
         await impatient.close()
+        # The member that serves the watch lives, and still ends it.
+        await watch.dropped.wait()
         for member in three.members[1:]:
             three.start(member)
         three.wait_ready()
@@ -222,6 +237,7 @@ async def test_watch_member_without_quorum_moves_on(three: EtcdServer) -> None:
 
 
 # -- members
+@pytest.mark.timeout(50)
 async def test_frozen_member_is_left_by_calls_and_by_watches(three: EtcdServer) -> None:
     client = make_client(three)
     start = await put(client, b"f", b"0")
