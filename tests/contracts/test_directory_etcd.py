@@ -296,6 +296,68 @@ async def test_version_of_many_parts_fits_and_one_too_large_is_refused(clustered
     assert (await record_of(clustered, SHARD)).version == version
 
 
+async def test_reads_begin_anew_when_history_goes_under_them(
+    etcd: EtcdServer, keys: Keys, clustered: ClusteredDirectory
+) -> None:
+    class Forgetful(EtcdClient):
+        """Whatever it reads is compacted at once: what is read next must not be as of then."""
+
+        times = 0
+
+        async def read(self, *ranges: Range) -> Outcome:
+            outcome = await super().read(*ranges)
+            if self.times:
+                self.times -= 1
+                await put(clustered, object_name("other"), "o")
+                etcd.compact(outcome.revision + 1)
+            return outcome
+
+    await asyncio.gather(*(put(clustered, object_name(f"k{index:03}"), f"v{index}") for index in range(150)))
+    await put(clustered, object_name(".metadata"), "m", make_intent(Role.MARKER))
+    client = Forgetful(Access(etcd.endpoints), SystemClock(), random.Random(0))
+    directory = ClusteredDirectory(client, keys)
+    for read in (
+        lambda: directory.pending(),
+        lambda: directory.scan("bucket", "", "", 1000),
+        lambda: directory.scan_unpersisted("bucket", "", "", 1000),
+        lambda: directory.live_holders(),
+        lambda: directory.counts(),
+        lambda: directory.standing_markers("bucket", [""]),
+        lambda: put(directory, object_name("k001"), "again", make_intent(now_s=9000.0)),
+    ):
+        client.times = 1
+        assert await read()
+        assert client.times == 0
+    client.times = 1000
+    with pytest.raises(DirectoryUnavailableError):
+        await directory.pending()
+    await directory.close()
+    await client.close()
+
+
+async def test_scan_pages_of_large_records_are_small(clustered: ClusteredDirectory, client: EtcdClient) -> None:
+    rng = random.Random(0)
+    parts = tuple(Part(number, Body(f"b{number}", 1, rng.randbytes(1000)), "e") for number in range(1, 101))
+    version = replace(make_version("v1"), parts=parts)
+    names = [object_name(f"k{index:03}") for index in range(130)]
+    await asyncio.gather(*(clustered.put(name, version, make_intent()) for name in names))
+    asked: list[int] = []
+    real = client.read
+
+    async def read(*ranges: Range) -> Outcome:
+        asked.extend(each.limit for each in ranges)
+        return await real(*ranges)
+
+    client.read = read  # type: ignore[method-assign]
+    assert [record.name for record in await clustered.scan("bucket", "", "", 120)] == names[:120]
+    assert asked[0] == 100
+    assert asked[1] == 20
+    asked.clear()
+    assert len(await clustered.scan("bucket", "", "", 1000)) == 130
+    assert asked[0] == 100
+    assert asked[1] < 100
+
+
 # -- while etcd dies
 Commit = tuple[int, str, Version | None]
 
@@ -327,20 +389,26 @@ async def write_some(directory: ClusteredDirectory, writer: int, count: int, unk
     return commits
 
 
-async def test_commits_form_one_chain_over_kills_and_restarts(keys: Keys) -> None:
+@pytest.mark.parametrize("members_count", [1, 3])
+async def test_commits_form_one_chain_over_kills_and_restarts(keys: Keys, members_count: int) -> None:
+    """Of a single etcd, or of the leader of three."""
     unknown: set[str] = set()
-    with EtcdServer() as server:
+    with EtcdServer(members_count) as server:
         clients = [EtcdClient(Access(server.endpoints), SystemClock(), random.Random(seed)) for seed in range(3)]
         directories = [ClusteredDirectory(client, keys) for client in clients]
         writing = asyncio.gather(*(write_some(each, index, 60, unknown) for index, each in enumerate(directories)))
-        member = server.members[0]
+        killed_count = 0
         for _ in range(3):
             before = await directories[0].revision()
             while not writing.done() and await directories[0].revision() < before + 20:
                 continue
-            member.kill()
-            server.start(member)
+            killed_count += not writing.done()
+            leader = server.leader()
+            leader.kill()
+            server.start(leader)
+            server.wait_ready()
         found = await writing
+        assert killed_count
         for key in (0, 1):
             commits = [commit for commits in found for commit in commits[key]]
             check_chain(commits, unknown)

@@ -3,12 +3,13 @@ somebody was faster. The place of a commit in the order is etcd's revision; comm
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from tiergate.directory import transitions, uploads
 from tiergate.directory.base import Committed, Finished, Holder, Intent, Seen
+from tiergate.directory.clusterreads import At, Reader
 from tiergate.directory.clusterrows import ClusterRows, NotReadError, Snapshot, record_of, settled, value_of
 from tiergate.directory.codec import Orphan, pack
 from tiergate.directory.committer import Change, Committer, Standing
@@ -32,9 +33,6 @@ from tiergate.model import (
     new_uid,
 )
 from tiergate.policy.backoff import delay_s
-
-PAGE_COUNT = 1000
-"""Rows read at once."""
 
 TRIM_COUNT = 1000
 """Clean records dropped in one call at most."""
@@ -65,6 +63,7 @@ class ClusteredDirectory:
     def __init__(self, client: EtcdClient, keys: Keys, standing: Standing | None = None) -> None:
         self._client = client
         self._keys = keys
+        self._reader = Reader(client)
         self._committer = Committer(client, keys, standing)
 
     async def close(self) -> None:
@@ -105,27 +104,6 @@ class ClusteredDirectory:
     async def _of_object(self, name: ObjectName, transition: Callable[[ClusterRows], T]) -> T:
         return await self._change(transition, self._keys.record(name), self._keys.pending(name))
 
-    async def _one(self, kind: type[T], key: bytes) -> T | None:
-        rows = (await self._client.read(Range(key))).found(0)
-        return value_of(kind, rows[0]) if rows else None
-
-    async def _walk(self, wanted: Range, snapshot: "_At") -> AsyncIterator[KeyValue]:
-        """All rows of a range as of one revision, page by page."""
-        start = wanted.key
-        while True:
-            page = replace(wanted, key=start, limit=PAGE_COUNT, revision=snapshot.revision)
-            outcome = await self._client.read(page)
-            snapshot.revision = snapshot.revision or outcome.revision
-            rows = outcome.found(0)
-            for row in rows:
-                yield row
-            if len(rows) < PAGE_COUNT:
-                return
-            start = rows[-1].key + b"\0"
-
-    async def _all(self, kind: type[T], wanted: Range, snapshot: "_At | None" = None) -> list[T]:
-        return [value_of(kind, row) async for row in self._walk(wanted, snapshot or _At())]
-
     # -- objects
     async def revision(self) -> int:
         return (await self._client.read(Range(self._keys.table("o")))).revision
@@ -134,31 +112,27 @@ class ClusteredDirectory:
         outcome = await self._client.read(
             Range(self._keys.record(name)), Range(self._keys.pending(name)), Range(self._keys.slot(name))
         )
-        slot = outcome.found(2)
-        return self._seen(outcome.found(0), outcome.found(1), outcome.revision, slot[0].version if slot else 0)
-
-    def _seen(self, records: tuple[KeyValue, ...], writes: tuple[KeyValue, ...], revision: int, drops: int = 0) -> Seen:
-        record = record_of(records[0]) if records else None
-        return Seen(record, value_of(Pending, writes[0]) if writes else None, revision, drops)
+        record, write, slot = (next(iter(outcome.found(index)), None) for index in range(3))
+        return _seen(record, write, outcome.revision, slot.version if slot else 0)
 
     async def scan(self, bucket: str, prefix: str, after: str, limit: int) -> list[Record]:
         wanted = self._keys.under("o", bucket, prefix, after)
-        if wanted is None or limit <= 0:
-            return []
-        return [record_of(row) for row in (await self._client.read(replace(wanted, limit=limit))).found(0)]
+        return [record_of(row) for row in await self._reader.rows(wanted, limit)]
 
     async def scan_unpersisted(self, bucket: str, prefix: str, after: str, limit: int) -> list[Record]:
         wanted = self._keys.under("q", bucket, prefix, after)
-        if wanted is None or limit <= 0:
+        if wanted is None:
             return []
-        outcome = await self._client.read(replace(wanted, limit=limit))
-        names = [value_of(Pending, row).name for row in outcome.found(0)]
-        snapshot = Snapshot()
-        snapshot.revision = outcome.revision
-        keys = [self._keys.record(name) for name in names]
-        await snapshot.fetch(self._client, [Range(key) for key in keys])
-        rows = [snapshot.rows[key] for key in keys]
-        return [record_of(row) for row in rows if row is not None]
+
+        async def read(at: At) -> list[Record]:
+            names = [value_of(Pending, row).name async for row in self._reader.walk(wanted, at, limit)]
+            keys = [self._keys.record(name) for name in names]
+            snapshot = Snapshot(at.revision)
+            await snapshot.fetch(self._client, [Range(key) for key in keys])
+            rows = [snapshot.rows[key] for key in keys]
+            return [record_of(row) for row in rows if row is not None]
+
+        return await self._reader.consistent(read)
 
     async def put(self, name: ObjectName, version: Version, intent: Intent) -> Committed:
         def transition(rows: ClusterRows) -> Committed:
@@ -219,17 +193,14 @@ class ClusteredDirectory:
 
     # -- write-back
     async def pending(self) -> list[Pending]:
-        found = await self._all(Pending, self._keys.all("q"))
+        found = await self._reader.values(Pending, self._keys.all("q"))
         return sorted(found, key=lambda write: (write.place, write.name))
 
     async def pending_under(self, bucket: str, prefix: str, limit: int) -> list[Pending]:
-        wanted = self._keys.under("q", bucket, prefix, "")
-        if wanted is None or limit <= 0:
-            return []
-        return [value_of(Pending, row) for row in (await self._client.read(replace(wanted, limit=limit))).found(0)]
+        return await self._reader.values(Pending, self._keys.under("q", bucket, prefix, ""), limit)
 
     async def oldest_pending_s(self) -> float | None:
-        found = await self._all(Pending, self._keys.all("q"))
+        found = await self._reader.values(Pending, self._keys.all("q"))
         return min((write.committed_s for write in found if not write.quarantined), default=None)
 
     async def begin(self, name: ObjectName, uid: str, base: str) -> Pending:
@@ -253,23 +224,28 @@ class ClusteredDirectory:
         await self._change(lambda rows: transitions.drop_leftovers(rows, name, dropped), self._keys.pending(name))
 
     async def orphan_uploads(self) -> list[tuple[ObjectName, OriginUpload]]:
-        return [(orphan.name, orphan.upload) for orphan in await self._all(Orphan, self._keys.all("x"))]
+        return [(orphan.name, orphan.upload) for orphan in await self._reader.values(Orphan, self._keys.all("x"))]
 
     async def persisted(self, name: ObjectName, uid: str, origin_etag: str, now_s: float) -> Version | None:
         return await self._of_object(name, lambda rows: transitions.persisted(rows, name, uid, origin_etag, now_s))
 
     async def standing_markers(self, bucket: str, scopes: Sequence[str]) -> list[Seen]:
         ranges = [self._keys.markers(bucket, scope) for scope in scopes]
-        snapshot = Snapshot()
-        await snapshot.fetch(self._client, ranges)
-        for scope, wanted in zip(scopes, ranges, strict=True):
-            names = [self._keys.marker_name(bucket, scope, row.key) for row in snapshot.ranges[wanted.key]]
-            if names:
-                keys = [(self._keys.record(name), self._keys.pending(name)) for name in names]
-                await snapshot.fetch(self._client, [Range(key) for pair in keys for key in pair])
-                rows = [tuple((row,) if (row := snapshot.rows[key]) else () for key in pair) for pair in keys]
-                return [self._seen(record, write, snapshot.revision) for record, write in rows]
-        return []
+
+        async def read(at: At) -> list[Seen]:
+            snapshot = Snapshot()
+            await snapshot.fetch(self._client, ranges)
+            for scope, wanted in zip(scopes, ranges, strict=True):
+                names = [self._keys.marker_name(bucket, scope, row.key) for row in snapshot.ranges[wanted.key]]
+                if names:
+                    keys = [(self._keys.record(name), self._keys.pending(name)) for name in names]
+                    await snapshot.fetch(self._client, [Range(key) for pair in keys for key in pair])
+                    return [
+                        _seen(snapshot.rows[record], snapshot.rows[write], snapshot.revision) for record, write in keys
+                    ]
+            return []
+
+        return await self._reader.consistent(read)
 
     async def withdraw(self, name: ObjectName, uid: str, now_s: float) -> Pending | None:
         return await self._of_object(name, lambda rows: transitions.withdraw(rows, name, uid, now_s))
@@ -285,10 +261,10 @@ class ClusteredDirectory:
         await self._change(lambda rows: rows.put_upload(upload))
 
     async def get_upload(self, upload_id: str) -> Upload | None:
-        return await self._one(Upload, self._keys.upload(upload_id))
+        return await self._reader.one(Upload, self._keys.upload(upload_id))
 
     async def list_uploads(self, bucket: str, prefix: str) -> list[Upload]:
-        every = await self._all(Upload, self._keys.all("u"))
+        every = await self._reader.values(Upload, self._keys.all("u"))
         found = [each for each in every if each.name.bucket == bucket and each.name.key.startswith(prefix)]
         return sorted(found, key=lambda upload: (upload.name.key.encode(), upload.started_s, upload.upload_id))
 
@@ -307,22 +283,18 @@ class ClusteredDirectory:
         )
 
     async def origin_upload_ids(self, bucket: str) -> set[str]:
-        snapshot = _At()
-        found: set[str] = set()
-        for table in ("x", "q"):
-            wanted = self._keys.under(table, bucket, "", "")
-            if wanted is None:
-                continue
-            if table == "x":
-                found |= {orphan.upload.upload_id for orphan in await self._all(Orphan, wanted, snapshot)}
-            else:
-                for write in await self._all(Pending, wanted, snapshot):
-                    found |= {upload.upload_id for upload in transitions.leftovers_of(write)}
-        every = await self._all(Upload, self._keys.all("u"), snapshot)
-        return (found | {upload.spill_id for upload in every if upload.name.bucket == bucket}) - {""}
+        async def read(at: At) -> set[str]:
+            orphans = await self._reader.values_at(Orphan, self._keys.under("x", bucket, "", ""), at)
+            writes = await self._reader.values_at(Pending, self._keys.under("q", bucket, "", ""), at)
+            every = await self._reader.values_at(Upload, self._keys.all("u"), at)
+            found = {orphan.upload.upload_id for orphan in orphans}
+            found |= {upload.upload_id for write in writes for upload in transitions.leftovers_of(write)}
+            return found | {upload.spill_id for upload in every if upload.name.bucket == bucket}
+
+        return await self._reader.consistent(read) - {""}
 
     async def list_parts(self, upload_id: str) -> list[Part]:
-        return await self._all(Part, self._keys.parts(upload_id))
+        return await self._reader.values(Part, self._keys.parts(upload_id))
 
     async def abort_upload(self, upload_id: str) -> list[Part] | None:
         return await self._change(lambda rows: uploads.abort(rows, upload_id), self._keys.upload(upload_id))
@@ -345,19 +317,14 @@ class ClusteredDirectory:
         )
 
     async def finished_upload(self, upload_id: str) -> Finished | None:
-        return await self._one(Finished, self._keys.finished(upload_id))
+        return await self._reader.one(Finished, self._keys.finished(upload_id))
 
     async def expire_finished(self, before_s: float) -> int:
-        old: list[KeyValue] = []
-        async for row in self._walk(self._keys.all("f"), _At()):
-            if value_of(Finished, row).finished_s < before_s:
-                old.append(row)
-        receipts: list[KeyValue] = []
+        finished = await self._reader.rows(self._keys.all("f"))
+        old = [row for row in finished if value_of(Finished, row).finished_s < before_s]
         # A receipt's value begins with its time; its writer wrote nothing since, and will find out if it still lives.
         before = new_uid(max(before_s, 0.0)).encode()[:12]
-        async for row in self._walk(self._keys.all("r"), _At()):
-            if row.value < before:
-                receipts.append(row)
+        receipts = [row for row in await self._reader.rows(self._keys.all("r")) if row.value < before]
         await self._delete(receipts)
         return await self._delete(old)
 
@@ -373,7 +340,7 @@ class ClusteredDirectory:
 
     # -- buckets
     async def get_bucket(self, name: str) -> Bucket | None:
-        return await self._one(Bucket, self._keys.bucket(name))
+        return await self._reader.one(Bucket, self._keys.bucket(name))
 
     async def put_bucket(self, bucket: Bucket) -> None:
         await self._committer.commit(Change((), (Put(self._keys.bucket(bucket.name), pack(bucket)),)))
@@ -383,39 +350,40 @@ class ClusteredDirectory:
 
     # -- holders
     async def live_holders(self) -> set[str]:
-        snapshot = _At()
-        found: set[str] = set()
-        for table in ("c", "k"):
-            found |= {row.value.decode() async for row in self._walk(self._keys.all(table), snapshot)}
-        writes = await self._all(Pending, self._keys.all("q"), snapshot)
-        found |= {write.uid for write in writes if write.kind is Kind.PUT}
-        return found | await self._upload_ids(snapshot)
+        async def read(at: At) -> set[str]:
+            found: set[str] = set()
+            for table in ("c", "k"):
+                found |= {row.value.decode() async for row in self._reader.walk(self._keys.all(table), at)}
+            writes = await self._reader.values_at(Pending, self._keys.all("q"), at)
+            found |= {write.uid for write in writes if write.kind is Kind.PUT}
+            return found | await self._upload_ids(at)
+
+        return await self._reader.consistent(read)
 
     async def open_upload_ids(self) -> set[str]:
-        return await self._upload_ids(_At())
+        return await self._reader.consistent(self._upload_ids)
 
-    async def _upload_ids(self, snapshot: "_At") -> set[str]:
+    async def _upload_ids(self, at: At) -> set[str]:
         wanted = replace(self._keys.all("u"), keys_only=True)
-        return {row.key[len(wanted.key) :].decode() async for row in self._walk(wanted, snapshot)}
+        return {row.key[len(wanted.key) :].decode() async for row in self._reader.walk(wanted, at)}
 
     async def counts(self) -> dict[str, int]:
-        tables = ("c", "k", "u", "m")
-        outcome = await self._client.read(*(replace(self._keys.all(table), count_only=True) for table in tables))
-        count = {
-            table: answer.count
-            for table, answer in zip(tables, outcome.answers, strict=True)
-            if isinstance(answer, Found)
-        }
-        writes = await self._all(Pending, self._keys.all("q"), _At(outcome.revision))
-        puts = [write for write in writes if write.kind is Kind.PUT]
+        return await self._reader.consistent(self._counts)
+
+    async def _counts(self, at: At) -> dict[str, int]:
+        writes = await self._reader.values_at(Pending, self._keys.all("q"), at)
+        ranges = [replace(self._keys.all(table), count_only=True, revision=at.revision) for table in "ckum"]
+        outcome = await self._client.read(*ranges)
+        clean, clean_markers, uploading, markers = (each.count for each in outcome.answers if isinstance(each, Found))
+        puts_count = sum(write.kind is Kind.PUT for write in writes)
         return {
-            str(State.CLEAN): count["c"] + count["k"],
-            str(State.DIRTY): len(puts),
-            str(State.TOMBSTONE): len(writes) - len(puts),
+            str(State.CLEAN): clean + clean_markers,
+            str(State.DIRTY): puts_count,
+            str(State.TOMBSTONE): len(writes) - puts_count,
             "pending": len(writes),
             "pending_bytes": sum(write.size_bytes for write in writes),
-            "uploads": count["u"],
-            "markers": count["m"],
+            "uploads": uploading,
+            "markers": markers,
         }
 
     # -- only in a cluster: who holds which version
@@ -423,8 +391,7 @@ class ClusteredDirectory:
         """The nodes that said they hold versions of a key, by the version's uid. Whether they still do is for the
         caller to see: a node's epoch must be that of its membership."""
         found: dict[str, set[Holder]] = {}
-        wanted = self._keys.all_holders(name)
-        async for row in self._walk(wanted, _At()):
+        for row in await self._reader.rows(self._keys.all_holders(name)):
             uid, _ = self._keys.holder_of(name, row.key)
             found.setdefault(uid, set()).add(value_of(Holder, row))
         return {uid: frozenset(holders) for uid, holders in found.items()}
@@ -452,8 +419,5 @@ class ClusteredDirectory:
         await self._change(lambda rows: rows.release(name, uid, node))
 
 
-class _At:
-    """The revision that several reads share: that of the first."""
-
-    def __init__(self, revision: int = 0) -> None:
-        self.revision = revision
+def _seen(record: KeyValue | None, write: KeyValue | None, revision: int, drops: int = 0) -> Seen:
+    return Seen(record_of(record) if record else None, value_of(Pending, write) if write else None, revision, drops)

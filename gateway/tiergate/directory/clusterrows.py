@@ -50,10 +50,10 @@ class Stored:
 
 
 class Snapshot:
-    """What was read of the store, all of one revision."""
+    """What was read of the store, all of one revision: that of the first read, or one given."""
 
-    def __init__(self) -> None:
-        self.revision = 0
+    def __init__(self, revision: int = 0) -> None:
+        self.revision = revision
         self.rows: dict[bytes, KeyValue | None] = {}
         self.ranges: dict[bytes, tuple[KeyValue, ...]] = {}
 

@@ -26,8 +26,9 @@ OPTIONS: Mapping[str, int] = {
     "grpc.initial_reconnect_backoff_ms": 100,
     "grpc.min_reconnect_backoff_ms": 100,
     "grpc.max_reconnect_backoff_ms": 1000,
-    "grpc.max_receive_message_length": 64 << 20,
-    "grpc.max_send_message_length": 64 << 20,
+    # Whoever asks bounds what it asks for; a record may be large.
+    "grpc.max_receive_message_length": -1,
+    "grpc.max_send_message_length": -1,
     # Whoever sends a transaction decides whether it is sent again.
     "grpc.enable_retries": 0,
     "grpc.enable_http_proxy": 0,

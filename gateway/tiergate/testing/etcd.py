@@ -182,9 +182,20 @@ class EtcdServer:
         return True
 
     def leader(self) -> EtcdMember:
-        """The member that leads now."""
-        status = self.status(self.members[0])
-        return next(member for member in self.members if self.status(member).header.member_id == status.leader)
+        """The member that leads now; waits until one does. All must run."""
+        clock = SystemClock()
+        deadline_s = clock.monotonic_s() + READY_TIMEOUT_S
+        while clock.monotonic_s() < deadline_s:
+            for member in self.members:
+                try:
+                    status = self.status(member)
+                except grpc.RpcError:
+                    member.pause()
+                    continue
+                if status.leader == status.header.member_id:
+                    return member
+            self.members[0].pause()
+        raise TimeoutError("etcd elects no leader")
 
     def status(self, member: EtcdMember) -> Any:
         """etcd's own StatusResponse of a member."""
