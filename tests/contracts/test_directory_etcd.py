@@ -15,7 +15,7 @@ from tiergate.directory.keys import Keys
 from tiergate.errors import DirectoryUnavailableError, MemoryFullError, NotFoundError, OutcomeUnknownError
 from tiergate.etcd.client import Access, EtcdClient
 from tiergate.etcd.values import Field, Guard, Outcome, Put, Range, Txn
-from tiergate.model import Body, OriginUpload, Part, Role, Version, new_uid
+from tiergate.model import Body, OriginUpload, Part, Role, Step, Version, new_uid
 from tiergate.testing.directory_contract import (
     MARKER,
     SHARD,
@@ -225,6 +225,14 @@ async def test_part_put_while_its_upload_is_aborted_is_returned_or_refused(clust
         aborted, ended = await asyncio.gather(clustered.abort_upload(upload_id), put_one, return_exceptions=True)
         assert aborted == ([] if isinstance(ended, NotFoundError) else [make_part(1, "p")])
         assert await clustered.list_parts(upload_id) == []
+
+
+async def test_many_steps_under_way_stand_together(clustered: ClusteredDirectory) -> None:
+    steps = [Step(object_name(f"s{index}/k"), f"t{index}", "w", Role.SMALL, True, False) for index in range(150)]
+    for step in steps:
+        assert await clustered.begin_step(step)
+    assert not await clustered.begin_step(replace(steps[7], uid="rival"))
+    assert len(await clustered.steps()) == 150
 
 
 async def test_member_under_many_markers_disturbs_all(clustered: ClusteredDirectory) -> None:

@@ -28,6 +28,7 @@ from tiergate.model import (
     Record,
     Role,
     State,
+    Step,
     Upload,
     Version,
     new_uid,
@@ -253,8 +254,21 @@ class ClusteredDirectory:
     async def withdrawn(self, name: ObjectName, uid: str) -> None:
         await self._if_owned(name, uid, lambda write: replace(write, base=NO_BASE, withdrawn=True))
 
+    async def settled_set(self, name: ObjectName, uid: str) -> None:
+        await self._if_owned(name, uid, lambda write: replace(write, disturbed_s=0.0))
+
     async def quarantine(self, name: ObjectName, uid: str, reason: str) -> None:
         await self._if_owned(name, uid, lambda write: replace(write, quarantined=reason))
+
+    # -- steps under way
+    async def begin_step(self, step: Step) -> bool:
+        return await self._change(lambda rows: transitions.begin_step(rows, step))
+
+    async def steps(self) -> list[Step]:
+        return await self._reader.values(Step, self._keys.all("s"))
+
+    async def end_step(self, step: Step) -> None:
+        await self._change(lambda rows: rows.drop_step(step))
 
     # -- multipart uploads of clients
     async def create_upload(self, upload: Upload) -> None:

@@ -16,7 +16,7 @@ from tiergate.directory.keys import Keys
 from tiergate.errors import HolderLostError
 from tiergate.etcd.client import EtcdClient
 from tiergate.etcd.values import Delete, Field, Guard, KeyValue, Put, Range, Relation
-from tiergate.model import ObjectName, OriginUpload, Part, Pending, Record, Role, State, Upload
+from tiergate.model import ObjectName, OriginUpload, Part, Pending, Record, Role, State, Step, Upload
 
 OWN_REVISION = (1 << 63) - 1
 """Stands for the revision of the transaction that wrote it, which only the store tells: later than all known ones."""
@@ -161,6 +161,11 @@ class ClusterRows:
         keys |= {key for key in self._written if wanted.key <= key < wanted.end}
         return sorted(key for key in keys if self._written.get(key, b"") is not None)
 
+    def _values(self, kind: type[T], wanted: Range) -> list[T]:
+        """The values in a range that this transition has not changed. That one of them goes is not guarded against."""
+        rows = (self._snapshot.rows[key] for key in self._range(wanted))
+        return [value_of(kind, row) for row in rows if row is not None]
+
     def _get(self, kind: type[T], key: bytes) -> T | None:
         if key in self._written:
             value = self._written[key]
@@ -271,6 +276,16 @@ class ClusterRows:
     def drop_orphan(self, name: ObjectName, upload: OriginUpload) -> None:
         self._delete(self._keys.orphan(name, upload))
 
+    # -- steps under way
+    def steps(self, bucket: str) -> list[Step]:
+        return self._values(Step, self._keys.steps(bucket))
+
+    def put_step(self, step: Step) -> None:
+        self._put(self._keys.step(step), step)
+
+    def drop_step(self, step: Step) -> None:
+        self._delete(self._keys.step(step))
+
     # -- clients' multipart uploads
     def upload(self, upload_id: str) -> Upload | None:
         return self._get(Upload, self._keys.upload(upload_id))
@@ -289,9 +304,7 @@ class ClusterRows:
         self._put(self._keys.part(upload_id, part.number), part)
 
     def parts(self, upload_id: str) -> list[Part]:
-        keys = self._range(self._keys.parts(upload_id))
-        rows = (self._snapshot.rows[key] for key in keys)
-        return [value_of(Part, row) for row in rows if row is not None]
+        return self._values(Part, self._keys.parts(upload_id))
 
     def put_finished(self, upload_id: str, finished: Finished) -> None:
         self._put(self._keys.finished(upload_id), finished)

@@ -2,8 +2,8 @@
 
 `o` records · `q` pending writes · `d` slots of dropped records (the row's version counts them) · `m` markers by scope
 · `c` clean records by age, `k` clean markers (both: uid) · `u` uploads in progress, `p` their parts · `f` finished
-uploads · `x` orphan uploads · `b` buckets · `n` nodes, on their lease · `h` who holds which version · `r` receipts of
-writers.
+uploads · `x` orphan uploads · `s` steps under way · `b` buckets · `n` nodes, on their lease · `h` who holds which
+version · `r` receipts of writers.
 
 Names are UTF-8. A bucket's name holds no slash and neither it nor a key a NUL, so no two names meet and rows sort as S3
 lists them. Nothing but `n` hangs on a lease: an expiry would delete what is owed.
@@ -14,7 +14,7 @@ import hashlib
 from tiergate.checkpoints.markers import scope_of
 from tiergate.errors import invariant
 from tiergate.etcd.values import Range, prefix_end
-from tiergate.model import ObjectName, OriginUpload
+from tiergate.model import ObjectName, OriginUpload, Step
 
 LAYOUT = b"1"
 
@@ -118,6 +118,14 @@ class Keys:
         """The uid and the node of a key of `holders`."""
         uid, _, node = key[len(self.all_holders(name).key) :].decode().partition("\0")
         return uid, node
+
+    def step(self, step: Step) -> bytes:
+        return self.steps(step.name.bucket).key + step.uid.encode()
+
+    def steps(self, bucket: str) -> Range:
+        """The steps under way in a bucket."""
+        start = self.table("s") + bucket.encode() + b"/"
+        return Range(start, prefix_end(start))
 
     def receipt(self, writer: str) -> bytes:
         return self.table("r") + writer.encode()
