@@ -29,7 +29,9 @@ from tiergate.testing.directory_contract import (
     put,
     record_of,
 )
-from tiergate.testing.etcd import EtcdServer
+from tiergate.testing.etcd import EtcdServer, needs_etcd
+
+pytestmark = needs_etcd
 
 
 @pytest.fixture(scope="module")

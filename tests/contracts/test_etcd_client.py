@@ -27,7 +27,9 @@ from tiergate.etcd.channel import Tls
 from tiergate.etcd.client import Access, EtcdClient
 from tiergate.etcd.values import Delete, Event, Field, Found, Guard, Put, Range, Relation, Txn, prefix_end
 from tiergate.etcd.watch import Watch
-from tiergate.testing.etcd import EtcdServer
+from tiergate.testing.etcd import EtcdServer, needs_etcd
+
+pytestmark = needs_etcd
 
 
 def make_client(server: EtcdServer, *, patience_s: float = 10.0, user: str = "", password: str = "") -> EtcdClient:

@@ -26,7 +26,9 @@ from tiergate.testing.directory_contract import (
     pending_of,
     put,
 )
-from tiergate.testing.etcd import EtcdServer
+from tiergate.testing.etcd import EtcdServer, needs_etcd
+
+pytestmark = needs_etcd
 
 LEASE_S = 3
 

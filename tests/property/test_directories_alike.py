@@ -33,7 +33,9 @@ from tiergate.model import (
     new_uid,
 )
 from tiergate.testing.directory_contract import make_part, make_upload, make_version
-from tiergate.testing.etcd import EtcdServer
+from tiergate.testing.etcd import EtcdServer, needs_etcd
+
+pytestmark = needs_etcd
 
 T = TypeVar("T")
 

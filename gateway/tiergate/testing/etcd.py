@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
+
 from tiergate.clock import SystemClock
 from tiergate.errors import ConfigError
 from tiergate.etcd.channel import Tls
@@ -36,6 +38,10 @@ def etcd_path() -> str:
     if path is None:
         raise ConfigError("there is no etcd binary on PATH; Debian's package is etcd-server")
     return path
+
+
+needs_etcd = pytest.mark.skipif(shutil.which("etcd") is None, reason="there is no etcd binary on PATH")
+"""Skips tests where etcd cannot run: nothing else would show what they show."""
 
 
 class EtcdMember:
