@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from typing import Self
 
 from aiohttp import HttpVersion11, web
 from aiohttp.streams import StreamReader
@@ -26,8 +27,40 @@ SKIPPED_BYTES = 64 << 20
 """The rest of a refused body up to which the connection is kept: reading past it costs less than a new one."""
 
 
+SILENT = "Your socket connection to the server was not read from or written to within the timeout period."
+
+
 class ClientGoneError(ConnectionError):
     """The client closed the connection in the middle of its request: nobody is left to answer."""
+
+
+class IdleWatch:
+    """Ends a read from a client that waits for too long: `content` raises TimeoutError then. One timer serves a whole
+    body; a timeout around each piece would cost as much as checking it."""
+
+    def __init__(self, content: StreamReader, idle_timeout_s: float) -> None:
+        self._content = content
+        self._idle_timeout_s = idle_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(idle_timeout_s, self._look)
+        self.time_s = self._loop.time
+        self.waiting_since_s: float | None = None
+        """When the read under way began; None while there is none."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        left_s = self._idle_timeout_s
+        if self.waiting_since_s is not None:
+            left_s += self.waiting_since_s - self.time_s()
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._look)
+        else:
+            self._content.set_exception(TimeoutError("the client is silent"))
 
 
 def awaits_continue(request: web.BaseRequest) -> bool:
@@ -141,23 +174,22 @@ class WireBody:
         # One buffer after the other: `readany` would join what waits, which is one more copy of nearly every byte.
         # Not where the client's own chunks would decide how small the pieces are.
         joined = self._wire_bytes is None
-        while True:
-            try:
-                async with asyncio.timeout(self._idle_timeout_s):
+        with IdleWatch(content, self._idle_timeout_s) as watch:
+            while True:
+                watch.waiting_since_s = watch.time_s()
+                try:
                     data = await content.readany() if joined else (await content.readchunk())[0]
-            except TimeoutError as error:
-                self.timed_out = True
-                raise RequestError(
-                    "RequestTimeout",
-                    "Your socket connection to the server was not read from or written to within the timeout period.",
-                ) from error
-            except web.RequestPayloadError as error:
-                if self._request.transport is None or self._request.transport.is_closing():
-                    raise ClientGoneError("connection lost") from error
-                raise RequestError("IncompleteBody", "The request body is malformed") from error
-            if not data:
-                return
-            yield data
+                except TimeoutError as error:
+                    self.timed_out = True
+                    raise RequestError("RequestTimeout", SILENT) from error
+                except web.RequestPayloadError as error:
+                    if self._request.transport is None or self._request.transport.is_closing():
+                        raise ClientGoneError("connection lost") from error
+                    raise RequestError("IncompleteBody", "The request body is malformed") from error
+                watch.waiting_since_s = None
+                if not data:
+                    return
+                yield data
 
     async def _hash(self, piece: bytes | memoryview) -> None:
         self._batch.append(piece)
