@@ -206,3 +206,19 @@ def test_set_is_deleted_marker_first_by_a_delete_with_a_header_of_its_own(sides:
         assert s3.call("DELETE", key, b"", OWNER).status == 204
         assert MARKER not in there(sides, s3)
     assert not there(sides, s3) & {*SHARDS, MARKER}
+
+
+def test_set_is_deleted_marker_first_by_deletes_that_name_versions(sides: Sides, s3: Bucket) -> None:
+    """In a bucket without versions the version "null" is the current one; one deletion of many may name some."""
+    null = {key: f"<Object><Key>{key}</Key><VersionId>null</VersionId></Object>" for key in (*SHARDS, "other")}
+    plain = f"<Object><Key>{SHARDS[0]}</Key></Object>"
+    for document in ("".join(null.values()), plain + null["other"], None):
+        for key in (*SHARDS, MARKER, "other"):
+            s3.put(key, b"1")
+        sides.node.wait_settled()
+        if document is None:
+            assert s3.call("DELETE", SHARDS[0], versionId="null").status == 204
+        else:
+            body = f"<Delete>{document}</Delete>".encode()
+            assert s3.call("POST", "", body, {"Content-MD5": md5_of(body)}, delete="").status == 200
+        assert not there(sides, s3) & {SHARDS[0], MARKER}

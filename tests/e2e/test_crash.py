@@ -3,11 +3,13 @@
 import hashlib
 import http.client
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from botocore.exceptions import BotoCoreError
 from tests.nodes import StartNode
 
 from tiergate.testing.faults import FaultyOrigin
@@ -179,6 +181,28 @@ def test_kill_during_a_write_through_lets_the_marker_of_its_set_come_back(
     node.wait_settled()
     assert body_of(direct, bucket, "s/.metadata") == b"marker"
     assert body_of(direct, bucket, "s/shard") == body_of(client, bucket, "s/shard") == b"first"
+
+
+@pytest.mark.parametrize("victim", ["all", "worker"])
+def test_write_through_that_lands_after_its_sender_died_overwrites_nothing(
+    own: RunningNode, proxy: FaultyOrigin, direct: Any, bucket: str, victim: Victim
+) -> None:
+    direct.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    client = own.client()
+    for key in ("old", "new"):
+        gate = Gate()
+        if key == "old":
+            assert ack_of(client.put_object(Bucket=bucket, Key=key, Body=b"first")) == "origin"
+        proxy.inject(Hold(gate), operation="PutObject", key=key)
+        with ThreadPoolExecutor(1) as pool:
+            late = pool.submit(client.put_object, Bucket=bucket, Key=key, Body=b"late")
+            gate.wait_reached()
+            client = kill_and_start(own, victim)
+            assert isinstance(late.exception(), BotoCoreError)
+        client.put_object(Bucket=bucket, Key=key, Body=b"acknowledged")
+        gate.release()
+        proxy.wait_finished("PutObject", key, count=3 if key == "old" else 2)
+        assert body_of(direct, bucket, key) == body_of(client, bucket, key) == b"acknowledged"
 
 
 @pytest.mark.parametrize("victim", ["all", "parent", "worker"])

@@ -1,9 +1,11 @@
 """The memory budget: never exceeded, never paid for with un-persisted data."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from botocore.exceptions import BotoCoreError
 from tests.nodes import StartNode
 
 from tiergate.testing.faults import FaultyOrigin
@@ -219,3 +221,56 @@ def test_single_put_larger_than_memory_goes_through(small: RunningNode, direct: 
     assert body_of(direct, bucket, "huge") == body
     assert body_of(client, bucket, "huge") == body
     within_budget(small)
+
+
+def spilled_upload(client: Any, bucket: str, key: str, **more: Any) -> dict[str, Any]:
+    """An upload of more parts than memory holds, all of them there; what completes it."""
+    named: dict[str, Any] = {"Bucket": bucket, "Key": key}
+    named["UploadId"] = client.create_multipart_upload(**named)["UploadId"]
+    parts = [
+        {"PartNumber": number, "ETag": client.upload_part(**named, PartNumber=number, Body=bytes(8 * MIB))["ETag"]}
+        for number in range(1, 10)
+    ]
+    return named | {"MultipartUpload": {"Parts": parts}} | more
+
+
+def test_spilled_upload_completed_twice_at_once_is_answered_the_same(
+    small: RunningNode, direct: Any, bucket: str
+) -> None:
+    client = small.client()
+    upload = spilled_upload(client, bucket, "twice")
+    with ThreadPoolExecutor(2) as pool:
+        done = [pool.submit(client.complete_multipart_upload, **upload) for _ in range(2)]
+        etags = {each.result()["ETag"] for each in done}
+    assert etags == {direct.head_object(Bucket=bucket, Key="twice")["ETag"]}
+    assert body_of(direct, bucket, "twice") == bytes(72 * MIB)
+
+
+def test_spilled_upload_completed_on_a_condition_may_be_completed_again(
+    small: RunningNode, proxy: FaultyOrigin, direct: Any, bucket: str
+) -> None:
+    """The answer to the first completion was lost with the worker: the object it made must not fail the second."""
+    client = small.client()
+    upload = spilled_upload(client, bucket, "once", IfNoneMatch="*")
+    gate = Gate()
+    proxy.inject(Hold(gate, after_origin=True), operation="CompleteMultipartUpload", key="once")
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.complete_multipart_upload, **upload)
+        gate.wait_reached()
+        small.kill9("worker")
+        gate.release()
+        assert isinstance(first.exception(), BotoCoreError)
+    answer = small.client().complete_multipart_upload(**upload)
+    assert answer["ETag"] == direct.head_object(Bucket=bucket, Key="once")["ETag"]
+
+
+def test_spilled_upload_that_the_origin_would_not_abort_is_aborted_later(
+    small: RunningNode, proxy: FaultyOrigin, direct: Any, bucket: str
+) -> None:
+    client = small.client()
+    upload = spilled_upload(client, bucket, "aborted")
+    proxy.inject(Answer(403, "AccessDenied"), operation="AbortMultipartUpload", key="aborted")
+    client.abort_multipart_upload(Bucket=bucket, Key="aborted", UploadId=upload["UploadId"])
+    assert uploads_of(client, bucket) == []
+    small.wait_until("nothing is left in the origin", lambda: not uploads_of(direct, bucket))
+    assert small.status()["memory"]["used_bytes"] == 0

@@ -300,7 +300,7 @@ class Directory(Protocol):
         ...
 
     async def abort_upload(self, upload_id: str) -> list[Part] | None:
-        """End an upload; returns its parts, None if there is no such upload."""
+        """End an upload; returns its parts, None if there is no such upload. A spill of it becomes an orphan."""
         ...
 
     async def finish_upload(

@@ -7,7 +7,7 @@ from tiergate.directory import transitions
 from tiergate.directory.base import Committed, Finished, Intent
 from tiergate.directory.view import Rows
 from tiergate.errors import NotFoundError
-from tiergate.model import Part, Upload, Version
+from tiergate.model import OriginUpload, Part, Upload, Version
 
 
 def known(rows: Rows, upload_id: str) -> Upload:
@@ -53,10 +53,12 @@ def note_spill(rows: Rows, upload_id: str, spill_id: str) -> str:
 
 
 def abort(rows: Rows, upload_id: str) -> list[Part] | None:
-    """End an upload; its parts."""
+    """End an upload; its parts. What it has in the origin becomes an orphan."""
     upload = rows.upload(upload_id)
     if upload is None:
         return None
+    if upload.spill_id:
+        rows.orphan(upload.name, OriginUpload(upload.spill_id, upload.started_s))
     parts = list(rows.parts(upload_id))
     rows.drop_upload(upload)
     return parts

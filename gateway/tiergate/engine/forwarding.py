@@ -149,8 +149,8 @@ class Forwarding:
         Raises:
             OverloadedError: write-back did not finish in time.
         """
-        if call.operation in DELETIONS and not names_versions(call):
-            await self.turn.come_to_delete(names)
+        if call.operation in DELETIONS:
+            await self.turn.come_to_delete(names, past=named_versions(call))
         else:
             await self.turn.settle(names)
         if call.method in READING_METHODS:
@@ -199,9 +199,12 @@ class Forwarding:
                 log.info("not known again", error=error, **log_name(name))
 
 
-def names_versions(call: Call) -> bool:
-    """Whether a deletion is of past versions: what is current stays."""
-    return call.query("versionId") is not None or b"<VersionId>" in call.document
+def named_versions(call: Call) -> set[ObjectName]:
+    """The keys of which a deletion names a version: the current one may be meant, or stay."""
+    if call.operation == "DeleteObject":
+        return {call.name} if call.query("versionId") is not None else set()
+    items = parse(call.operation, call.target, call.headers, call.document)["Delete"]["Objects"]
+    return {ObjectName(call.target.bucket, item["Key"]) for item in items if item.get("VersionId")}
 
 
 def renamed_sources(call: Call) -> list[ObjectName]:

@@ -156,6 +156,7 @@ class Multipart:
             raise no_such_upload(upload.upload_id)
         self._rooms.memory.drop(upload.upload_id, [part.body.uid for part in parts])
         await self._spill.abandon(upload)
+        self._rooms.wake()
         return Answer(204)
 
     async def complete(self, call: Call) -> Answer:
@@ -171,6 +172,8 @@ class Multipart:
             return await self.foreign(call)
         await self._intake.admit()
         conditions = WriteConditions.of(params)
+        if conditions.any and upload.spill_id and await self._spill.landed(call.name, upload.version.uid):
+            conditions = WriteConditions.of({})  # An earlier try of this completion met them and got there.
         ground = await self._writes.ground(call.name, conditions)
         held = await self._rooms.directory.list_parts(upload_id)
         parts = chosen_parts(upload_id, held, listed)

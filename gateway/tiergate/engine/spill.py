@@ -4,8 +4,10 @@ An object larger than the budget, or many uploads at once, thus still arrive; th
 says `origin`, since that is where the bytes are.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from tiergate.directory.base import Intent
 from tiergate.engine.calls import IncomingBody
@@ -13,13 +15,16 @@ from tiergate.engine.ground import Ground, WriteConditions
 from tiergate.engine.proved import CheckedBody
 from tiergate.engine.rooms import Rooms, log_name
 from tiergate.engine.through import Through, condition_of
-from tiergate.errors import IntegrityError, OriginRefusedError, OverloadedError
-from tiergate.model import Part, Role, Upload, Version
+from tiergate.errors import IntegrityError, NotFoundError, OriginError, OriginRefusedError, OverloadedError
+from tiergate.model import ObjectName, OriginUpload, Part, Role, Step, Upload, Version, new_uid
+from tiergate.observe.logs import get_logger
 from tiergate.origin.client import Condition
 from tiergate.origin.retry import Tries
 from tiergate.origin.stamp import described
 from tiergate.writeback.recovery import doubt
 from tiergate.writeback.sender import abort_lost_uploads, pin_part, stream, verify
+
+log = get_logger(__name__)
 
 
 class Spill:
@@ -38,10 +43,11 @@ class Spill:
         spill_id = await self._begun(upload)
         self._rooms.metrics.through_writes.inc(1, "part")
         proved = CheckedBody(body)
-        etag = await self._rooms.origin.upload_part(upload.name, spill_id, number, size, proved.pieces, {})
-        now_s = int(self._rooms.clock.wall_s())
-        part = Part(number, proved.body_of(uid, size), etag, now_s, proved.checksums, spilled_etag=etag)
-        replaced = await self._rooms.directory.put_part(upload.upload_id, part)
+        async with self._alone(upload, number):
+            etag = await self._rooms.origin.upload_part(upload.name, spill_id, number, size, proved.pieces, {})
+            now_s = int(self._rooms.clock.wall_s())
+            part = Part(number, proved.body_of(uid, size), etag, now_s, proved.checksums, spilled_etag=etag)
+            replaced = await self._rooms.directory.put_part(upload.upload_id, part)
         if replaced is not None:
             self._rooms.memory.drop(upload.upload_id, [replaced.body.uid])
         await self._move_one(upload, spill_id)
@@ -55,7 +61,11 @@ class Spill:
         headers = described(upload.version, upload.name)
         tries, started_s = Tries(), self._rooms.clock.wall_s()
         created = await self._rooms.origin.create_multipart_upload(upload.name, headers, tries)
-        kept = await self._rooms.directory.note_spill(upload.upload_id, created)
+        try:
+            kept = await self._rooms.directory.note_spill(upload.upload_id, created)
+        except NotFoundError:
+            await self._rooms.origin.abort_multipart_upload(upload.name, created)
+            raise
         if tries.count > 1:
             lost_count = await abort_lost_uploads(self._rooms.directory, self._rooms.origin, upload.name, started_s)
             self._rooms.metrics.aborted_uploads.inc(lost_count)
@@ -67,8 +77,29 @@ class Spill:
     async def _move_one(self, upload: Upload, spill_id: str) -> None:
         for part in await self._rooms.directory.list_parts(upload.upload_id):
             if not part.spilled_etag:
-                await self._move(upload, spill_id, part)
+                await self._moved(upload, spill_id, part)
                 return
+
+    @asynccontextmanager
+    async def _alone(self, upload: Upload, number: int) -> AsyncIterator[None]:
+        """While inside, nobody else sends the origin a part of this number: what is sent last is what counts there."""
+        name = ObjectName(upload.name.bucket, f"{upload.name.key}\0{upload.upload_id}\0{number}")
+        uid, token = new_uid(self._rooms.clock.wall_s()), self._rooms.memory.token
+        step = Step(name, uid, token, Role.POINTER, through=True, replaces=False)
+        directory = self._rooms.directory
+        await self._through.turn.wait(upload.name, partial(directory.begin_step, step))
+        try:
+            yield
+        finally:
+            await directory.end_step(step)
+
+    async def _moved(self, upload: Upload, spill_id: str, part: Part) -> Part:
+        """The part as it is once the origin's upload has it: moved now, or by somebody else."""
+        async with self._alone(upload, part.number):
+            for current in await self._rooms.directory.list_parts(upload.upload_id):
+                if current.number == part.number and current.body.uid == part.body.uid and current.spilled_etag:
+                    return current
+            return await self._move(upload, spill_id, part)
 
     async def _move(self, upload: Upload, spill_id: str, part: Part) -> Part:
         """Send a part that is in memory to the origin's upload; its memory is free afterwards."""
@@ -103,12 +134,18 @@ class Spill:
             OriginError: the origin failed; the upload stands and may be completed again.
         """
         spill_id = await self._begun(upload)
-        parts = [part if part.spilled_etag else await self._move(upload, spill_id, part) for part in version.parts]
+        parts = [part if part.spilled_etag else await self._moved(upload, spill_id, part) for part in version.parts]
         pairs = [(part.number, part.spilled_etag) for part in parts]
-        async with self._through.turn.taken(upload.name, role, ground.start_revision):
+        async with self._through.turn.taken(upload.name, role, ground.start_revision) as base:
             seen = await self._rooms.directory.get(upload.name)
-            condition = condition_of(upload.name, seen, conditions)
-            version = replace(version, etag=await self._completed(upload, version, spill_id, pairs, condition))
+            condition = condition_of(upload.name, seen, conditions, base)
+            try:
+                etag = await self._completed(upload, version, spill_id, pairs, condition)
+            except OriginRefusedError as refused:
+                if not conditions.any:
+                    await self._through.check_base(upload.name, refused)
+                raise
+            version = replace(version, etag=etag)
             intent = Intent(
                 role=role,
                 start_revision=ground.start_revision,
@@ -128,18 +165,29 @@ class Spill:
         try:
             done = await self._rooms.origin.complete_multipart_upload(upload.name, spill_id, parts, {}, condition)
             return done.etag
-        except OriginRefusedError as refused:
-            there = await self._rooms.origin.head_object(upload.name)
-            if refused.code != "NoSuchUpload" or there is None or there.stamp is None:
+        except OriginRefusedError:
+            landed = await self.landed(upload.name, version.uid)
+            if landed is None:
                 raise
-            if there.stamp.uid != version.uid:
-                raise
-            return there.etag  # An earlier try of this completion got there, and its answer was lost.
+            return landed  # An earlier try of this completion got there, and its answer was lost.
         except BaseException:
             await doubt(self._rooms.directory, upload.name)
             raise
 
+    async def landed(self, name: ObjectName, uid: str) -> str | None:
+        """The ETag of the origin's object, if it is the version of that uid."""
+        there = await self._rooms.origin.head_object(name)
+        return there.etag if there is not None and there.stamp is not None and there.stamp.uid == uid else None
+
     async def abandon(self, upload: Upload) -> None:
-        """Abort what an aborted upload had in the origin."""
-        if upload.spill_id:
+        """Abort what an aborted upload had in the origin; where that fails now, it stays an orphan for write-back to
+        abort."""
+        if not upload.spill_id:
+            return
+        spilled = OriginUpload(upload.spill_id, upload.started_s)
+        try:
             await self._rooms.origin.abort_multipart_upload(upload.name, upload.spill_id)
+        except OriginError as error:
+            log.warning("an aborted upload is still in the origin", error=error, **log_name(upload.name))
+        else:
+            await self._rooms.directory.drop_leftovers(upload.name, [spilled])

@@ -15,6 +15,7 @@ from tiergate.engine.rooms import Rooms, log_name
 from tiergate.engine.turn import Turn
 from tiergate.errors import ConflictError, OriginRefusedError, OverloadedError
 from tiergate.model import (
+    NO_BASE,
     UNKNOWN_BASE,
     ObjectName,
     Part,
@@ -30,6 +31,9 @@ from tiergate.writeback.recovery import doubt
 from tiergate.writeback.sender import proof
 
 COMMIT_ATTEMPTS_COUNT = 8
+
+CHANGED_CODES = frozenset({"NoSuchKey", "ConditionalRequestConflict"})
+"""Beside a failed condition: https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html"""
 
 
 class Through:
@@ -49,14 +53,14 @@ class Through:
         if size is None:
             raise OverloadedError("no room for a body of unknown length", **log_name(call.name))
         role = self._rooms.markers.role_of(call.name, size)
-        async with self.turn.taken(call.name, role, ground.start_revision):
+        async with self.turn.taken(call.name, role, ground.start_revision) as base:
             self._rooms.metrics.through_writes.inc(1, "memory")
-            headers = await self._put_now(call, described, ground, size, role)
+            headers = await self._put_now(call, described, ground, size, role, base)
         headers[ACK_HEADER] = ACK_ORIGIN
         return Answer(200, headers)
 
     async def _put_now(
-        self, call: Call, described: Description, ground: Ground, size_bytes: int, role: Role
+        self, call: Call, described: Description, ground: Ground, size_bytes: int, role: Role, base: str
     ) -> dict[str, str]:
         """Send the body, commit, and say what the origin answered."""
         seen = await self._rooms.directory.get(call.name)
@@ -65,12 +69,15 @@ class Through:
         draft = Version(
             new_uid(now_s), size_bytes, "", int(now_s), (), described.headers, described.metadata, described.tagging
         )
-        condition = condition_of(call.name, seen, WriteConditions.of(call.params))
+        conditions = WriteConditions.of(call.params)
+        condition = condition_of(call.name, seen, conditions, base)
         try:
             answer = await self._rooms.origin.put_object(
                 call.name, size_bytes, stream.pieces, upload_headers(draft, call), condition
             )
-        except OriginRefusedError:
+        except OriginRefusedError as refused:
+            if not conditions.any:
+                await self.check_base(call.name, refused)
             raise
         except BaseException:
             await doubt(self._rooms.directory, call.name)
@@ -105,6 +112,16 @@ class Through:
             checksums=stream.checksums,
             checksum_type="FULL_OBJECT" if stream.checksums else "",
         )
+
+    async def check_base(self, name: ObjectName, refused: OriginRefusedError) -> None:
+        """After the refusal of a write without conditions of its own: was it that the origin holds something else?
+
+        Raises:
+            OverloadedError: it was; what was known of the key is forgotten, and the next try finds what is there.
+        """
+        if refused.status == 412 or refused.code in CHANGED_CODES:
+            self._rooms.let_go(await self._rooms.directory.forget(name, None))
+            raise OverloadedError("the origin's object was changed", retry_after_s=1, **log_name(name)) from refused
 
     async def commit(self, name: ObjectName, version: Version, origin_etag: str, intent: Intent) -> None:
         """Commit what the origin took. If somebody wrote the key meanwhile, the origin says who came last."""
@@ -146,14 +163,17 @@ def upload_headers(version: Version, call: Call) -> dict[str, str]:
     return headers
 
 
-def condition_of(name: ObjectName, seen: Seen, conditions: WriteConditions) -> Condition:
-    """A conditional write is decided on what is current here now; the origin must still hold just that.
+def condition_of(name: ObjectName, seen: Seen, conditions: WriteConditions, base: str) -> Condition:
+    """A conditional write is decided on what is current here now; the origin must still hold just that. Any other must
+    find its base, so that one that lands late overwrites nothing newer.
 
     Raises:
         PreconditionError, NotFoundError: the condition does not hold.
     """
     if not conditions.any:
-        return Condition.none()
+        if base == UNKNOWN_BASE:
+            return Condition.none()
+        return Condition.if_match(base) if base != NO_BASE else Condition.if_absent()
     record = seen.record
     etags = Current(record, record.version).etags if record is not None and record.version is not None else None
     check_write(conditions.if_match, conditions.if_none_match, etags, name.bucket, name.key)

@@ -1,6 +1,6 @@
 """Waiting inside a request for what must reach the origin first: bounded, and named when it does not come."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -32,11 +32,11 @@ class Turn:
             OverloadedError: not in time, or one of them is quarantined.
         """
         for name in names:
-            await self._wait(name, partial(self._is_settled, name))
+            await self.wait(name, partial(self._is_settled, name))
 
-    async def come_to_delete(self, names: Sequence[ObjectName]) -> None:
+    async def come_to_delete(self, names: Sequence[ObjectName], past: Collection[ObjectName]) -> None:
         """Wait until nothing is pending of any of `names`, and no marker of a set that they belong to is in the origin.
-        A marker among them that was withdrawn does not come back.
+        A marker among them that was withdrawn does not come back, unless it is of `past`, where only a version goes.
 
         Raises:
             OverloadedError: not in time.
@@ -47,7 +47,7 @@ class Turn:
             await self._rooms.withdrawals.clear_way(name, deleting=True)
         for name in names:
             seen = await directory.get(name)
-            if seen.pending is not None and seen.pending.withdrawn:
+            if name not in past and seen.pending is not None and seen.pending.withdrawn:
                 now_s = self._rooms.clock.wall_s()
                 intent = Intent(markers.role_of(name, 0), seen.revision, now_s, UNKNOWN_BASE)
                 deleted = await directory.delete(name, intent)
@@ -65,13 +65,13 @@ class Turn:
         async def settled() -> bool:
             return not await self._rooms.directory.pending_under(bucket, prefix, 1)
 
-        await self._wait(ObjectName(bucket, prefix), settled)
+        await self.wait(ObjectName(bucket, prefix), settled)
 
     @asynccontextmanager
-    async def taken(self, name: ObjectName, role: Role, start_revision: int) -> AsyncIterator[None]:
+    async def taken(self, name: ObjectName, role: Role, start_revision: int) -> AsyncIterator[str]:
         """Wait until `name` may become visible in the origin: earlier writes of the key are settled, the fence is open,
         and no marker stands that the write would make untrue. None returns, and nothing else of the key goes, before
-        the block ends.
+        the block ends. Gives the base, what the origin holds of the key.
 
         Raises:
             OverloadedError: not in time.
@@ -92,12 +92,13 @@ class Turn:
         )
         await self._end_quiet(name)
         try:
-            await self._wait(name, partial(self._begins, step, subject))
-            if await self._base(name) == NO_BASE:
+            await self.wait(name, partial(self._begins, step, subject))
+            base = await self._base(name)
+            if base == NO_BASE:
                 await self._rooms.directory.begin_step(replace(step, replaces=False))
             else:
                 await self._rooms.withdrawals.clear_way(name)
-            yield
+            yield base
         finally:
             await self._rooms.directory.end_step(step)
             self._rooms.wake()
@@ -140,7 +141,12 @@ class Turn:
             raise OverloadedError("an earlier write of this key is quarantined", retry_after_s=30, **log_name(name))
         return pending is None
 
-    async def _wait(self, name: ObjectName, done: Callable[[], Awaitable[bool]]) -> None:
+    async def wait(self, name: ObjectName, done: Callable[[], Awaitable[bool]]) -> None:
+        """Look again and again, ever less often, until `done`.
+
+        Raises:
+            OverloadedError: not within `through_wait`.
+        """
         clock = self._rooms.clock
         deadline_s = clock.monotonic_s() + self._rooms.settings.through_wait_s
         look_s = FIRST_LOOK_S

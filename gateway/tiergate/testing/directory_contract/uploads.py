@@ -90,6 +90,13 @@ class ClientUploads:
         assert await directory.list_parts("up1") == []
         assert await directory.list_uploads(BUCKET, "") == []
 
+    async def test_abort_upload_leaves_its_spill_to_be_aborted(self, directory: Directory) -> None:
+        upload = make_upload("up1")
+        await directory.create_upload(upload)
+        await directory.note_spill("up1", "s1")
+        await directory.abort_upload("up1")
+        assert await directory.orphan_uploads() == [(upload.name, OriginUpload("s1", upload.started_s))]
+
     async def test_finish_upload_is_one_transition(self, directory: Directory) -> None:
         await directory.create_upload(make_upload("up1"))
         await directory.put_part("up1", make_part(1, "p1"))
