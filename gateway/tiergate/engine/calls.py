@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tiergate.errors import RequestError
 from tiergate.model import ObjectName
 from tiergate.s3.operations import Target
 
@@ -32,18 +33,25 @@ class IncomingBody(Protocol):
         """
         ...
 
-    async def read(self, limit_bytes: int) -> bytes:
-        """The whole body of a small request, verified.
-
-        Raises:
-            RequestError: MaxMessageLengthExceeded, or as `pieces` and `verify`.
-        """
-        ...
-
     @property
     def framing(self) -> "Framing":
         """How the client framed the body; a forwarder sends it on in a like manner."""
         ...
+
+
+async def read_whole(body: IncomingBody, limit_bytes: int) -> bytes:
+    """The whole body of a small request, verified.
+
+    Raises:
+        RequestError: MaxMessageLengthExceeded, or as `pieces` and `verify`.
+    """
+    found = bytearray()
+    async for piece in body.pieces():
+        found += piece
+        if len(found) > limit_bytes:
+            raise RequestError("MaxMessageLengthExceeded", "Your request was too large.")
+    await body.verify()
+    return bytes(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from tiergate.engine.acks import ACK_HEADER, ACK_ORIGIN
-from tiergate.engine.calls import Answer, Call
+from tiergate.engine.calls import Answer, Call, read_whole
 from tiergate.engine.current import Current, Resolver
 from tiergate.engine.lasting import SettledBody
 from tiergate.engine.outage import Outage
@@ -97,7 +97,7 @@ class Forwarding:
             answer = await self.settled(call, [call.name, *named_source(call)])
             return await self._attributes(call, answer) if call.operation == ATTRIBUTES else answer
         if call.operation == "DeleteObjects":
-            document = call.document or await call.body.read(DOCUMENT_LIMIT_BYTES)
+            document = call.document or await read_whole(call.body, DOCUMENT_LIMIT_BYTES)
             params = parse(call.operation, call.target, call.headers, document)
             names = [ObjectName(bucket, item["Key"]) for item in params["Delete"]["Objects"]]
             return await self.settled(replace(call, document=document), names)

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from tiergate.engine.calls import Answer, Call
+from tiergate.engine.calls import Answer, Call, read_whole
 from tiergate.engine.proved import ProvedBody
 from tiergate.engine.rooms import Rooms
 from tiergate.errors import RequestError
@@ -52,7 +52,7 @@ async def relay(rooms: Rooms, call: Call) -> Answer:
         if call.body.framing.trailer:
             trailer = trailer_of(proved, call.body.framing.trailer.lower())
     elif body is None and call.method not in UNSTREAMED_METHODS:
-        await call.body.read(0)  # Nothing is in it, but what the client proved of nothing is checked too.
+        await read_whole(call.body, 0)  # Nothing is in it, but what the client proved of nothing is checked too.
         stream = b""
     request = ForwardRequest(
         method=call.method,

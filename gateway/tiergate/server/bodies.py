@@ -152,15 +152,6 @@ class WireBody:
             await self._hashing
         return self._verifier.finish(self._decoder.trailers if self._decoder else {})
 
-    async def read(self, limit_bytes: int) -> bytes:
-        found = bytearray()
-        async for piece in self.pieces():
-            found += piece
-            if len(found) > limit_bytes:
-                raise RequestError("MaxMessageLengthExceeded", "Your request was too large.")
-        await self.verify()
-        return bytes(found)
-
     async def _continue(self) -> None:
         if self._awaits_continue:
             transport = self._request.transport

@@ -75,16 +75,6 @@ class FileBody:
         await self._request.verify()
         return self._verifier.finish()
 
-    async def read(self, limit_bytes: int) -> bytes:
-        """As `IncomingBody.read`."""
-        found = bytearray()
-        async for piece in self.pieces():
-            found += piece
-            if len(found) > limit_bytes:
-                raise RequestError("MaxMessageLengthExceeded", "Your request was too large.")
-        await self.verify()
-        return bytes(found)
-
 
 @dataclass(frozen=True, slots=True)
 class FormUpload:

@@ -13,7 +13,7 @@ from aiohttp import HttpVersion10, web
 
 from tiergate.clock import Clock
 from tiergate.config import Settings
-from tiergate.engine.calls import Answer, Call, Framing, Outgoing
+from tiergate.engine.calls import Answer, Call, Framing, Outgoing, read_whole
 from tiergate.engine.service import DOCUMENT_OPERATIONS, FORWARD, Service
 from tiergate.errors import InvariantError, RequestError, TiergateError
 from tiergate.observe.logs import get_logger, log_context
@@ -284,7 +284,7 @@ class Pipeline:
         params: dict[str, Any] = {}
         if not forwards and operation is not None:
             if operation in DOCUMENT_OPERATIONS:
-                document = await body.read(DOCUMENT_LIMIT_BYTES)
+                document = await read_whole(body, DOCUMENT_LIMIT_BYTES)
             params = parse(operation, target, headers, document)
         return Call(
             operation=operation or FORWARD,
