@@ -143,7 +143,7 @@ class Spill:
                 etag = await self._completed(upload, version, spill_id, pairs, condition)
             except OriginRefusedError as refused:
                 if not conditions.any:
-                    await self._through.check_base(upload.name, refused)
+                    await self._through.check_base(upload.name, refused, base)
                 raise
             version = replace(version, etag=etag)
             intent = Intent(
@@ -170,7 +170,7 @@ class Spill:
             if landed is None:
                 raise
             return landed  # An earlier try of this completion got there, and its answer was lost.
-        except BaseException:
+        except BaseException:  # Cancelled, most likely: the client left, and the origin may go on.
             await doubt(self._rooms.directory, upload.name)
             raise
 

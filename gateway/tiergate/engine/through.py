@@ -28,12 +28,9 @@ from tiergate.origin.stamp import described
 from tiergate.s3.checksums import ALGORITHMS, HEADER_PREFIX
 from tiergate.s3.conditions import check_write
 from tiergate.writeback.recovery import doubt
-from tiergate.writeback.sender import proof
+from tiergate.writeback.sender import origin_changed, proof
 
 COMMIT_ATTEMPTS_COUNT = 8
-
-CHANGED_CODES = frozenset({"NoSuchKey", "ConditionalRequestConflict"})
-"""Beside a failed condition: https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html"""
 
 
 class Through:
@@ -77,9 +74,9 @@ class Through:
             )
         except OriginRefusedError as refused:
             if not conditions.any:
-                await self.check_base(call.name, refused)
+                await self.check_base(call.name, refused, base)
             raise
-        except BaseException:
+        except BaseException:  # Cancelled, most likely: the client left, and the origin may go on.
             await doubt(self._rooms.directory, call.name)
             raise
         intent = Intent(
@@ -113,13 +110,13 @@ class Through:
             checksum_type="FULL_OBJECT" if stream.checksums else "",
         )
 
-    async def check_base(self, name: ObjectName, refused: OriginRefusedError) -> None:
+    async def check_base(self, name: ObjectName, refused: OriginRefusedError, base: str) -> None:
         """After the refusal of a write without conditions of its own: was it that the origin holds something else?
 
         Raises:
             OverloadedError: it was; what was known of the key is forgotten, and the next try finds what is there.
         """
-        if refused.status == 412 or refused.code in CHANGED_CODES:
+        if origin_changed(refused, base):
             self._rooms.let_go(await self._rooms.directory.forget(name, None))
             raise OverloadedError("the origin's object was changed", retry_after_s=1, **log_name(name)) from refused
 

@@ -34,11 +34,6 @@ REBASE_ATTEMPTS_COUNT = 4
 INTENT_SLACK_S = 60.0
 """Clock difference to the origin that is allowed for when an upload is looked for by its start."""
 
-_CHANGED_CODES = frozenset({"NoSuchUpload", "ConditionalRequestConflict"})
-"""Beside a failed condition: the origin's upload is gone, or another write of the key was under way.
-
-https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html"""
-
 _UNKNOWN_CHECKSUM_CODES = frozenset({"InvalidArgument", "InvalidRequest", "NotImplemented"})
 
 BLOCK_ALGORITHM = "crc64nvme"
@@ -179,9 +174,7 @@ class Sender:
                 self._knows[algorithm] = True
                 return answer.etag
         except OriginRefusedError as refused:
-            # NoSuchKey answers an If-Match on a key that is gone by now; to a key that is to be new it is a refusal.
-            is_gone = refused.code == "NoSuchKey" and write.base != NO_BASE
-            if refused.status == 412 or refused.code in _CHANGED_CODES or is_gone:
+            if origin_changed(refused, write.base) or refused.code == "NoSuchUpload":
                 return None
             if self._may_not_know(algorithm, refused):
                 await self._start_over(write)
@@ -322,6 +315,18 @@ class Sender:
             self._knows[algorithm] = False
             log.warning("the origin does not seem to know a checksum", algorithm=algorithm, code=refused.code)
         return True
+
+
+def origin_changed(refused: OriginRefusedError, base: str) -> bool:
+    """Whether a write on the condition of its base was refused since the origin holds something else by now, or another
+    write of the key was under way. NoSuchKey answers an If-Match on a key that is gone; to a key that is to be new it
+    is a refusal.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
+    """
+    if refused.code == "NoSuchKey":
+        return base != NO_BASE
+    return refused.status == 412 or refused.code == "ConditionalRequestConflict"
 
 
 def whole_proof(version: Version, algorithm: str) -> dict[str, str]:
