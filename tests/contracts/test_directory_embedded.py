@@ -123,7 +123,7 @@ async def beside_a_reader(directory: EmbeddedDirectory) -> "asyncio.Task[Committ
     """Overwrite a key until a change waits for the reader that the caller keeps open."""
     for count in range(1000):
         task = asyncio.create_task(put(directory, SHARD, f"v{count}"))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # its first step: a change that meets no reader is done after it
         if not task.done():
             return task
         await task

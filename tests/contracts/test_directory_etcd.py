@@ -150,7 +150,7 @@ async def test_group_with_a_lost_answer_tells_each_apart(
 
 
 async def test_given_up_commit_cannot_happen_after_the_next_one(
-    lossy: Lossy, through_lossy: ClusteredDirectory, clustered: ClusteredDirectory
+    lossy: Lossy, through_lossy: ClusteredDirectory, clustered: ClusteredDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     committer = through_lossy._committer
     committer._patience_s = 0.0
@@ -162,10 +162,10 @@ async def test_given_up_commit_cannot_happen_after_the_next_one(
         sent.append(txn)
         raise OutcomeUnknownError("on its way for long")
 
-    lossy.txn = late  # type: ignore[method-assign]
+    monkeypatch.setattr(lossy, "txn", late)
     with pytest.raises(OutcomeUnknownError):
         await put(through_lossy, SHARD, "late")
-    lossy.txn = real  # type: ignore[method-assign]
+    monkeypatch.setattr(lossy, "txn", real)
     # The key is new again by then, as the late one's own guards want it.
     await put(through_lossy, SHARD, "v1", make_intent(base=""))
     await clustered.delete(SHARD, make_intent())
@@ -267,20 +267,20 @@ async def test_write_of_very_many_leftovers_is_persisted(clustered: ClusteredDir
 
 
 async def test_marker_committed_meanwhile_is_disturbed_too(
-    client: EtcdClient, clustered: ClusteredDirectory, keys: Keys
+    client: EtcdClient, clustered: ClusteredDirectory, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was not there when the overwriting commit looked, and is when it happens."""
     await put(clustered, SHARD, "s1")
     real = clustered._committer.commit
 
     async def commit(change: Change) -> int | None:
-        clustered._committer.commit = real  # type: ignore[method-assign]
+        monkeypatch.setattr(clustered._committer, "commit", real)
         other = ClusteredDirectory(client, keys)
         await put(other, MARKER, "m1", make_intent(Role.MARKER))
         await other.close()
         return await real(change)
 
-    clustered._committer.commit = commit  # type: ignore[method-assign]
+    monkeypatch.setattr(clustered._committer, "commit", commit)
     await put(clustered, SHARD, "s2", make_intent(now_s=5000.0))
     assert (await pending_of(clustered, MARKER)).disturbed_s == 5000.0
 
@@ -345,7 +345,9 @@ async def test_reads_begin_anew_when_history_goes_under_them(
     await client.close()
 
 
-async def test_scan_pages_of_large_records_are_small(clustered: ClusteredDirectory, client: EtcdClient) -> None:
+async def test_scan_pages_of_large_records_are_small(
+    clustered: ClusteredDirectory, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = random.Random(0)
     parts = tuple(Part(number, Body(f"b{number}", 1, rng.randbytes(1000)), "e") for number in range(1, 101))
     version = replace(make_version("v1"), parts=parts)
@@ -358,7 +360,7 @@ async def test_scan_pages_of_large_records_are_small(clustered: ClusteredDirecto
         asked.extend(each.limit for each in ranges)
         return await real(*ranges)
 
-    client.read = read  # type: ignore[method-assign]
+    monkeypatch.setattr(client, "read", read)
     assert [record.name for record in await clustered.scan("bucket", "", "", 120)] == names[:120]
     assert asked[0] == 100
     assert asked[1] == 20

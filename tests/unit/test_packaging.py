@@ -99,7 +99,7 @@ for name in sys.argv[1:]:
         del sys.modules[loaded]
     try:
         importlib.import_module(name)
-    except BaseException as error:
+    except BaseException as error:  # a module that exits when it is imported fails too
         failed.append(f"{name}: {error!r}")
 print("\\n".join(failed))
 """

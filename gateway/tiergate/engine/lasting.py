@@ -85,7 +85,7 @@ async def patient(work: Coroutine[Any, Any, Answer], ack: str, resource: str, re
     task = asyncio.create_task(work)
     try:
         done, _ = await asyncio.wait({task}, timeout=FIRST_S)
-    except BaseException:
+    except asyncio.CancelledError:
         await ended(task)
         raise
     if done:

@@ -52,16 +52,6 @@ class SourceBody:
         """Nobody claims anything: whoever reads the source checks it."""
         return {}
 
-    async def read(self, limit_bytes: int) -> bytes:
-        """All of it.
-
-        Raises:
-            RequestError: MaxMessageLengthExceeded.
-        """
-        if (self.size_bytes or 0) > limit_bytes:
-            raise RequestError("MaxMessageLengthExceeded")
-        return b"".join([bytes(piece) async for piece in self.pieces()])
-
     async def close(self) -> None:
         """Let go of the source."""
         await self._stream.close()
@@ -123,7 +113,7 @@ class PartCopies:
         try:
             taken = await self._intake.copy(call.name, body.pieces(), receiving, size_bytes)
             return await self._multipart.keep_part(upload, number, taken, body.part_etag)
-        except BaseException:
+        except BaseException:  # Cancelled too: no memory stays with a request that is over.
             receiving.abort()
             raise
 
@@ -164,7 +154,7 @@ class PartCopies:
         answer = await self._rooms.forwarder.forward(request)
         try:
             size_bytes = await answered_bytes(answer, wanted)
-        except BaseException:
+        except BaseException:  # Cancelled too: an open answer keeps its connection.
             await answer.close()
             raise
         return SourceBody(answer, size_bytes, version_id)

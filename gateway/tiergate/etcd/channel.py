@@ -105,7 +105,7 @@ class Member:
         except TimeoutError as error:
             stream.cancel()
             raise DirectoryUnavailableError("a stream of etcd does not open", member=self.endpoint) from error
-        except BaseException:
+        except BaseException:  # Cancelled too: gRPC does not collect streams that were left open.
             stream.cancel()
             raise
 

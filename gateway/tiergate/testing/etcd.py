@@ -136,7 +136,7 @@ class EtcdServer:
                 self.__exit__()
                 if attempt == START_ATTEMPTS_COUNT - 1:
                     raise
-            except BaseException:
+            except BaseException:  # `with` does not end what failed to begin, an interrupted test included.
                 self.__exit__()
                 raise
             else:

@@ -54,5 +54,5 @@ class DirectoryContract(ObjectTransitions, FoundInOrigin, Scans, OwedWrites, Mar
 
     @pytest.fixture
     def directory(self) -> Directory:
-        """A new, empty directory."""
+        """A new, empty directory; each implementation gives its own in a subclass."""
         raise NotImplementedError
