@@ -1,11 +1,15 @@
-"""Origins that nobody here wrote, with faults in between, for the contracts of the origin client and the forwarder."""
+"""Origins that nobody here wrote, with faults in between, for the contracts of the origin client and the forwarder;
+real etcd for those of a cluster."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.etcds import client, clock, etcd
 
 from tiergate.testing.origins import FaultyOrigin, MotoOrigin, ProcessOrigin, SeaweedOrigin
+
+__all__ = ["client", "clock", "etcd"]
 
 BUCKET = "contract"
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -32,19 +32,6 @@ from tiergate.testing.directory_contract import (
 from tiergate.testing.etcd import EtcdServer, needs_etcd
 
 pytestmark = needs_etcd
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EtcdServer]:
-    with EtcdServer() as server:
-        yield server
-
-
-@pytest.fixture
-async def client(etcd: EtcdServer) -> AsyncIterator[EtcdClient]:
-    client = EtcdClient(Access(etcd.endpoints), SystemClock(), random.Random(0))
-    yield client
-    await client.close()
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 """Membership against real etcd: who is a member, until when, and who notices."""
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import pytest
@@ -14,7 +13,7 @@ from tiergate.directory.clustered import ClusteredDirectory
 from tiergate.directory.keys import Keys
 from tiergate.directory.membership import About, Live, Membership, Nodes, Ticket
 from tiergate.errors import ConfigError, FencedError, HolderLostError
-from tiergate.etcd.client import Access, EtcdClient
+from tiergate.etcd.client import EtcdClient
 from tiergate.etcd.values import Delete, Txn
 from tiergate.model import new_uid
 from tiergate.testing.directory_contract import (
@@ -26,7 +25,7 @@ from tiergate.testing.directory_contract import (
     pending_of,
     put,
 )
-from tiergate.testing.etcd import EtcdServer, needs_etcd
+from tiergate.testing.etcd import needs_etcd
 
 pytestmark = needs_etcd
 
@@ -42,26 +41,14 @@ class HandClock(SystemClock):
         return super().monotonic_s() + self.ahead_s
 
 
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EtcdServer]:
-    with EtcdServer() as server:
-        yield server
-
-
 @pytest.fixture
 def clock() -> HandClock:
     return HandClock()
 
 
 @pytest.fixture
-async def client(etcd: EtcdServer, clock: HandClock) -> AsyncIterator[EtcdClient]:
-    client = EtcdClient(Access(etcd.endpoints), clock, random.Random(0))
-    yield client
-    await client.close()
-
-
-@pytest.fixture
 def keys() -> Keys:
+    """A place that no other test uses."""
     return Keys(f"/{new_uid(SystemClock().wall_s())}")
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -17,7 +17,7 @@ from tiergate.directory.codec import unpack
 from tiergate.directory.embedded import EmbeddedDirectory
 from tiergate.directory.keys import Keys
 from tiergate.errors import ConflictError, FencedError, NotFoundError
-from tiergate.etcd.client import Access, EtcdClient
+from tiergate.etcd.client import EtcdClient
 from tiergate.model import (
     NO_BASE,
     UNKNOWN_BASE,
@@ -33,7 +33,7 @@ from tiergate.model import (
     new_uid,
 )
 from tiergate.testing.directory_contract import make_part, make_upload, make_version
-from tiergate.testing.etcd import EtcdServer, needs_etcd
+from tiergate.testing.etcd import needs_etcd
 
 pytestmark = needs_etcd
 
@@ -48,19 +48,6 @@ HISTORIES_COUNT = 40
 CALLS_COUNT = 60
 
 Call = Callable[[Directory, Seen], Awaitable[Any]]
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EtcdServer]:
-    with EtcdServer() as server:
-        yield server
-
-
-@pytest.fixture
-async def client(etcd: EtcdServer) -> AsyncIterator[EtcdClient]:
-    client = EtcdClient(Access(etcd.endpoints), SystemClock(), random.Random(0))
-    yield client
-    await client.close()
 
 
 def role_of(name: ObjectName) -> Role:
