@@ -145,6 +145,20 @@ class HolderLostError(TiergateError):
     retry = Retry.ELSEWHERE
 
 
+class PeerError(TiergateError):
+    """Another node does not answer, does not have what it was asked for, or has no room for it: ask another."""
+
+    retry = Retry.ELSEWHERE
+
+
+class TooFewCopiesError(OverloadedError):
+    """Not enough other nodes could take a copy. Nothing was acknowledged."""
+
+
+class MembershipOverError(OverloadedError):
+    """This node is not a member of its cluster now: it lost its lease, and joins anew."""
+
+
 class ConfigError(TiergateError):
     """The configuration is wrong; one line a fault."""
 

@@ -4,6 +4,7 @@ Sizes are bytes, times are Unix seconds, ETags are kept without their quotes.
 """
 
 import secrets
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -24,6 +25,52 @@ class ObjectName:
 
     bucket: str
     key: str
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Holder:
+    """A node that holds the bytes of a version. `epoch`: of which of its memberships it speaks; one that is over holds
+    nothing until it says so again."""
+
+    node: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a node says of itself. `address`: host:port that its peers reach. `boot`: names the life of its memory; what
+    it held before is lost when this changes."""
+
+    address: str
+    zone: str = ""
+    boot: str = ""
+    free_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A member of the cluster."""
+
+    name: str
+    epoch: int
+    about: About
+
+    @property
+    def holder(self) -> Holder:
+        """The node as the holder of something."""
+        return Holder(self.name, self.epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The members at a revision of the directory."""
+
+    revision: int
+    nodes: Mapping[str, Node]
+
+    def still(self, holders: Iterable[Holder]) -> set[Holder]:
+        """Those of the holders that are members of the epoch they spoke of."""
+        return {each for each in holders if each.node in self.nodes and self.nodes[each.node].epoch == each.epoch}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +115,8 @@ class Part:
     checksums: dict[str, str] = field(default_factory=dict)
     spilled_etag: str = ""
     """The origin's ETag of a part that went on to the origin because memory had no room; empty while in memory."""
+    at: tuple[Holder, ...] = ()
+    """In a cluster, while its upload is in progress: the nodes that hold the part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +233,8 @@ class Pending:
     disturbed_s: float = 0.0
     withdrawn: bool = False
     quarantined: str = ""
+    owner: Holder | None = None
+    """The node of a cluster that must bring it to the origin; None where a node is alone."""
 
 
 @dataclass(frozen=True, slots=True)

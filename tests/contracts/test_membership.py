@@ -8,14 +8,13 @@ import pytest
 
 from tiergate.clock import SystemClock
 from tiergate.directory import membership
-from tiergate.directory.base import Holder
 from tiergate.directory.clustered import ClusteredDirectory
 from tiergate.directory.keys import Keys
-from tiergate.directory.membership import About, Live, Membership, Nodes, Ticket
+from tiergate.directory.membership import Membership, Nodes, Ticket
 from tiergate.errors import ConfigError, FencedError, HolderLostError
 from tiergate.etcd.client import EtcdClient
 from tiergate.etcd.values import Delete, Txn
-from tiergate.model import new_uid
+from tiergate.model import About, Holder, Live, new_uid
 from tiergate.testing.directory_contract import (
     SHARD,
     make_intent,

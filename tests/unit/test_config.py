@@ -86,6 +86,7 @@ def test_file_named_by_the_environment_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", [field.name for field in fields(Settings)])
 def test_every_setting_comes_from_file_environment_and_flag(field: str, tmp_path: Path) -> None:
     samples = {
+        "replicas_count": "3",
         "listen": "127.0.0.1:1",
         "admin_listen": "[::1]:2",
         "host_suffixes": "s3.local,s3.example",

@@ -195,7 +195,9 @@ def _complete(reading: _Reading, machine: Machine) -> None:
     for small, large in _GIVES_WAY:
         if reading.sources[small] == "default" and reading.sources[large] != "default" and values[large]:
             values[small] = min(values[small], values[large])
-    values["prefixes"] = settle_prefixes(values["prefixes"], values["fence"], values["markers"])
+    values["prefixes"] = settle_prefixes(
+        values["prefixes"], values["fence"], values["markers"], values["replicas_count"]
+    )
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -6,15 +6,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from tiergate.config.settings import PrefixSettings
-from tiergate.config.values import EtagMode, FenceMode, choice_of, parse_flag, parse_markers, parse_text, show
+from tiergate.config.settings import LARGEST_COPIES_COUNT, PrefixSettings
+from tiergate.config.values import (
+    EtagMode,
+    FenceMode,
+    choice_of,
+    parse_count,
+    parse_flag,
+    parse_markers,
+    parse_text,
+    show,
+)
 
 _SCHEME = "s3://"
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixTable:
-    """One table as it was given; a fence of None and the markers are still to be joined with the node's."""
+    """One table as it was given; None and the markers are still to be joined with the node's."""
 
     bucket: str
     prefix: str
@@ -23,6 +32,14 @@ class PrefixTable:
     etag: EtagMode
     fence: FenceMode | None
     markers: tuple[str, ...]
+    replicas_count: int | None
+
+
+def _copies(value: object) -> int:
+    count = parse_count(value)
+    if not 1 <= count <= LARGEST_COPIES_COUNT:
+        raise ValueError(f"{show(value)} is not from 1 to {LARGEST_COPIES_COUNT}")
+    return count
 
 
 _KEYS: dict[str, Callable[[object], object]] = {
@@ -32,6 +49,7 @@ _KEYS: dict[str, Callable[[object], object]] = {
     "etag": choice_of(EtagMode),
     "fence": choice_of(FenceMode),
     "markers": parse_markers,
+    "replicas": _copies,
 }
 
 
@@ -54,7 +72,7 @@ def parse_prefixes(raw: object) -> tuple[PrefixTable, ...]:
 
 
 def settle_prefixes(
-    tables: Sequence[PrefixTable], fence: FenceMode, markers: tuple[str, ...]
+    tables: Sequence[PrefixTable], fence: FenceMode, markers: tuple[str, ...], replicas_count: int | None
 ) -> tuple[PrefixSettings, ...]:
     """The prefixes with what they take over from the node."""
     return tuple(
@@ -66,6 +84,7 @@ def settle_prefixes(
             etag=table.etag,
             fence=table.fence or fence,
             markers=tuple(dict.fromkeys((*markers, *table.markers))),
+            replicas_count=table.replicas_count or replicas_count,
         )
         for table in tables
     )
@@ -110,4 +129,5 @@ def _parse_table(raw: object) -> PrefixTable:
         etag=cast("EtagMode", values.get("etag", EtagMode.AUTO)),
         fence=cast("FenceMode | None", values.get("fence")),
         markers=cast("tuple[str, ...]", values.get("markers", ())),
+        replicas_count=cast("int | None", values.get("replicas")),
     )

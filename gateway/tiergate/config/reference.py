@@ -29,6 +29,7 @@ exclusive = true          # only gateways write here: an origin outage stops nei
 etag = "exact"            # every body gets its exact MD5 as ETag; "auto": only up to exact_etag
 fence = "strict"          # as the setting of the node
 markers = ["*.done"]      # beside those of the node
+replicas = 3              # in a cluster: copies before the acknowledgement, this node's included
 ```
 
 As a variable or a flag (which may be repeated) a prefix is an inline table:

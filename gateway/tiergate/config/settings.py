@@ -29,14 +29,17 @@ from tiergate.config.values import (
 _T = TypeVar("_T")
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
+LARGEST_COPIES_COUNT = 8
+
 
 @dataclass(frozen=True, slots=True)
 class PrefixSettings:
     """What holds for the keys of `bucket` that start with `prefix` (empty: the whole bucket).
 
     `immutable`: keys are written once, so a held copy is current without asking. `exclusive`: only gateways
-    write there, so the directory is the truth. `etag`: whether every body gets its exact MD5. `fence` and
-    `markers` include what is set for the node as a whole.
+    write there, so the directory is the truth. `etag`: whether every body gets its exact MD5. `fence`,
+    `markers` and `replicas_count` (on how many nodes of a cluster a write is before it is acknowledged; None: 2 where
+    there is a peer) include what is set for the node as a whole.
     """
 
     bucket: str
@@ -46,13 +49,14 @@ class PrefixSettings:
     etag: EtagMode = EtagMode.AUTO
     fence: FenceMode = FenceMode.AUTO
     markers: tuple[str, ...] = ()
+    replicas_count: int | None = None
 
 
 def _private_folder(machine: Machine) -> Path:
     return machine.shared_memory_dir / f"tiergate-{machine.user_id}"
 
 
-_SERVE, _WHO, _MEMORY, _ORIGIN = "Serving", "Clients", "Memory", "Origin"
+_SERVE, _CLUSTER, _WHO, _MEMORY, _ORIGIN = "Serving", "Cluster", "Clients", "Memory", "Origin"
 _BACK, _READ, _LIMIT, _LOG = "Write-back", "Reading", "Limits", "Logging"
 
 
@@ -89,6 +93,15 @@ class Settings:
     )
     shutdown_grace_s: float = setting(
         _SERVE, 25.0, v.parse_duration, "How long requests in flight may take to finish after SIGTERM."
+    )
+
+    replicas_count: int | None = setting(
+        _CLUSTER,
+        None,
+        v.parse_count,
+        "On how many nodes a write is before it is acknowledged, this one included. Absent: 2 where there is a peer.",
+        low=1,
+        high=LARGEST_COPIES_COUNT,
     )
 
     access_key_id: str = setting(_WHO, "", v.parse_text, "The access key id that clients sign with.")
@@ -304,7 +317,9 @@ class Settings:
             fits = candidate.bucket == bucket and key.startswith(candidate.prefix)
             if fits and (best is None or len(candidate.prefix) > len(best.prefix)):
                 best = candidate
-        return best or PrefixSettings(bucket, "", fence=self.fence, markers=self.markers)
+        return best or PrefixSettings(
+            bucket, "", fence=self.fence, markers=self.markers, replicas_count=self.replicas_count
+        )
 
 
 DECLARATIONS = declarations_of(Settings)

@@ -5,11 +5,11 @@ transition, durable against the death of any process when it returns. Methods ar
 implementation may sit behind a network; a cancelled call either happened whole or not at all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tiergate.model import Bucket, ObjectName, OriginUpload, Part, Pending, Record, Role, Step, Upload, Version
+from tiergate.model import Bucket, Holder, ObjectName, OriginUpload, Part, Pending, Record, Role, Step, Upload, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +22,13 @@ class Seen:
     revision: int
     drops: int = field(default=0, compare=False)
     """How often this key, or one that shares its slot, lost its record: for `adopt`."""
+    holders: Mapping[str, frozenset[Holder]] = field(default_factory=dict, compare=False)
+    """In a cluster: who said to hold versions of the key, by the version's uid. Whose epoch is over holds nothing."""
 
     @property
     def guard(self) -> int:
         """What a guarded change compares: the record's `modified`, 0 for no record."""
         return self.record.modified if self.record else 0
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Holder:
-    """A node that holds the bytes of a version. `epoch`: of which of its memberships it speaks; one that is over holds
-    nothing until it says so again."""
-
-    node: str
-    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +50,12 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A commit's revision and the version it replaced (whose bytes the caller now lets go), if any."""
+    """A commit's revision and the version it replaced (whose bytes the caller now lets go), if any. `held_by`: in a
+    cluster, who held that version."""
 
     revision: int
     replaced: Version | None
+    held_by: frozenset[Holder] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +165,12 @@ class Directory(Protocol):
 
     # -- write-back
     async def pending(self) -> list[Pending]:
-        """All that the origin is owed, by `place`."""
+        """All that this node owes the origin, by `place`. Alone that is everything; in a cluster, what it owns."""
+        ...
+
+    async def beside(self, writes: Sequence[Pending]) -> list[Pending]:
+        """The pending writes, of any node, that decide when these may be seen in the origin (the fence's view); these
+        are among them, as they stand now, unless they are finished."""
         ...
 
     async def pending_under(self, bucket: str, prefix: str, limit: int) -> list[Pending]:
@@ -178,7 +178,7 @@ class Directory(Protocol):
         ...
 
     async def oldest_pending_s(self) -> float | None:
-        """When the oldest pending write that is not quarantined was committed; None if nothing is pending."""
+        """When the oldest that is not quarantined of what this node owes was committed; None if it owes nothing."""
         ...
 
     async def begin(self, name: ObjectName, uid: str, base: str) -> Pending:
@@ -343,13 +343,65 @@ class Directory(Protocol):
 
     # -- holders
     async def live_holders(self) -> set[str]:
-        """The uids whose bytes must be kept or may be kept: current versions and the ids of uploads in progress."""
+        """The uids whose bytes this node must keep or may keep: current versions (in a cluster those that it said to
+        hold) and the ids of uploads in progress."""
         ...
 
-    async def open_upload_ids(self) -> set[str]:
-        """The ids of clients' multipart uploads in progress."""
+    async def owed_holders(self) -> set[str]:
+        """Those of them whose bytes the origin does not have: of pending puts and of uploads in progress."""
         ...
 
     async def counts(self) -> dict[str, int]:
         """Records by state, pending writes and their bytes, uploads in progress: for metrics and status."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A version that a node of a cluster said to hold."""
+
+    name: ObjectName
+    uid: str
+    epoch: int
+
+
+class ClusterDirectory(Directory, Protocol):
+    """A directory that several nodes share. What a node commits it owns: it must bring it to the origin, until its
+    membership is over. A change of a pending write that another node owns raises `FencedError`."""
+
+    async def hold(self, name: ObjectName, uid: str, holders: Sequence[Holder]) -> bool:
+        """Note more holders of a version; False if it no longer is the current one.
+
+        Raises:
+            HolderLostError: one of them is gone, or began anew.
+        """
+        ...
+
+    async def release(self, name: ObjectName, uid: str, node: str) -> None:
+        """A node no longer holds a version."""
+        ...
+
+    async def held_by(self, node: str) -> list[Held]:
+        """The versions that a node said to hold, in whatever epoch."""
+        ...
+
+    async def owed_by(self, node: str) -> list[Pending]:
+        """The pending writes that a node owns, in whatever epoch, by `place`."""
+        ...
+
+    async def owners(self) -> set[str]:
+        """The names of the nodes, living or dead, that own pending writes."""
+        ...
+
+    async def claim(self, name: ObjectName, uid: str) -> Pending | None:
+        """Become the owner of a pending write whose owner's membership is over. None if it is finished, superseded, or
+        owned by a living node; this node's own is returned as it is."""
+        ...
+
+    async def give(self, name: ObjectName, uid: str, to: Holder) -> bool:
+        """Make another node the owner of a pending write of this node's; False if it is no longer that.
+
+        Raises:
+            HolderLostError: the other is gone, or began anew.
+        """
         ...

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tiergate.directory import transitions, uploads
-from tiergate.directory.base import Committed, Finished, Holder, Intent, Seen
+from tiergate.directory.base import Committed, Finished, Intent, Seen
 from tiergate.directory.clusterreads import At, Reader
 from tiergate.directory.clusterrows import ClusterRows, NotReadError, Snapshot, record_of, settled, value_of
 from tiergate.directory.codec import Orphan, pack
@@ -20,6 +20,7 @@ from tiergate.etcd.values import Delete, Field, Found, Guard, KeyValue, Put, Ran
 from tiergate.model import (
     NO_BASE,
     Bucket,
+    Holder,
     Kind,
     ObjectName,
     OriginUpload,
@@ -196,6 +197,9 @@ class ClusteredDirectory:
     async def pending(self) -> list[Pending]:
         found = await self._reader.values(Pending, self._keys.all("q"))
         return sorted(found, key=lambda write: (write.place, write.name))
+
+    async def beside(self, writes: Sequence[Pending]) -> list[Pending]:
+        return await self.pending()
 
     async def pending_under(self, bucket: str, prefix: str, limit: int) -> list[Pending]:
         return await self._reader.values(Pending, self._keys.under("q", bucket, prefix, ""), limit)
@@ -374,8 +378,12 @@ class ClusteredDirectory:
 
         return await self._reader.consistent(read)
 
-    async def open_upload_ids(self) -> set[str]:
-        return await self._reader.consistent(self._upload_ids)
+    async def owed_holders(self) -> set[str]:
+        async def read(at: At) -> set[str]:
+            writes = await self._reader.values_at(Pending, self._keys.all("q"), at)
+            return {write.uid for write in writes if write.kind is Kind.PUT} | await self._upload_ids(at)
+
+        return await self._reader.consistent(read)
 
     async def _upload_ids(self, at: At) -> set[str]:
         wanted = replace(self._keys.all("u"), keys_only=True)

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from tiergate.checkpoints.markers import ancestor_scopes
-from tiergate.directory.base import Committed, Finished, Holder
+from tiergate.directory.base import Committed, Finished
 from tiergate.directory.codec import Orphan, pack, unpack
 from tiergate.directory.committer import Change
 from tiergate.directory.keys import Keys
 from tiergate.errors import HolderLostError
 from tiergate.etcd.client import EtcdClient
 from tiergate.etcd.values import Delete, Field, Guard, KeyValue, Put, Range, Relation
-from tiergate.model import ObjectName, OriginUpload, Part, Pending, Record, Role, State, Step, Upload
+from tiergate.model import Holder, ObjectName, OriginUpload, Part, Pending, Record, Role, State, Step, Upload
 
 OWN_REVISION = (1 << 63) - 1
 """Stands for the revision of the transaction that wrote it, which only the store tells: later than all known ones."""

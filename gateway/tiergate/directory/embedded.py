@@ -176,6 +176,9 @@ class EmbeddedDirectory:
             raw = rows.raw("pending")
         return sorted((decode(Pending, value) for value in raw), key=lambda write: write.place)
 
+    async def beside(self, writes: Sequence[Pending]) -> list[Pending]:
+        return await self.pending()
+
     async def pending_under(self, bucket: str, prefix: str, limit: int) -> list[Pending]:
         with self._reading() as rows:
             return list(islice(rows.pending_from(bucket, prefix, ""), limit))
@@ -323,10 +326,11 @@ class EmbeddedDirectory:
         found |= {decode(Upload, value).upload_id for value in uploads}
         return found
 
-    async def open_upload_ids(self) -> set[str]:
+    async def owed_holders(self) -> set[str]:
         with self._reading() as rows:
-            raw = rows.raw("uploads")
-        return {decode(Upload, value).upload_id for value in raw}
+            writes, uploads = rows.raw("pending"), rows.raw("uploads")
+        found = {write.uid for write in (decode(Pending, value) for value in writes) if write.kind is Kind.PUT}
+        return found | {decode(Upload, value).upload_id for value in uploads}
 
     async def counts(self) -> dict[str, int]:
         with self._reading() as rows:

@@ -5,17 +5,17 @@ also knows by its own clock, a margin before etcd lets anybody else see it gone,
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from tiergate.clock import Clock
-from tiergate.directory.base import Holder
 from tiergate.directory.codec import pack, unpack
 from tiergate.directory.keys import Keys
 from tiergate.errors import CompactedError, ConfigError, DirectoryUnavailableError, FencedError, invariant
 from tiergate.etcd.client import TRY_S, EtcdClient
 from tiergate.etcd.values import Field, Guard, KeyValue, Put, Range, Txn
 from tiergate.etcd.watch import Watch
+from tiergate.model import About, Live, Node
 from tiergate.observe.logs import get_logger
 
 LEASE_S = 5
@@ -34,38 +34,6 @@ NAME_WAIT_LEASES_COUNT = 3
 once more."""
 
 log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """What a node says of itself. `address`: host:port that its peers reach. `boot`: names the life of its memory; what
-    it held before is lost when this changes."""
-
-    address: str
-    zone: str = ""
-    boot: str = ""
-    free_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A member."""
-
-    name: str
-    epoch: int
-    about: About
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """The members at a revision of the directory."""
-
-    revision: int
-    nodes: Mapping[str, Node]
-
-    def still(self, holders: Iterable[Holder]) -> set[Holder]:
-        """Those of the holders that are members of the epoch they spoke of."""
-        return {each for each in holders if each.node in self.nodes and self.nodes[each.node].epoch == each.epoch}
 
 
 @dataclass(frozen=True, slots=True)

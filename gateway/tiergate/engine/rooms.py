@@ -13,6 +13,7 @@ from tiergate.model import Body, ObjectName, Role, Version
 from tiergate.observe.metrics import Metrics
 from tiergate.origin.client import OriginClient
 from tiergate.origin.forward import Forwarder
+from tiergate.replication.base import Replication
 from tiergate.writeback.withdrawal import Withdrawals
 
 
@@ -29,6 +30,7 @@ class Rooms:
     markers: Markers
     withdrawals: Withdrawals
     metrics: Metrics
+    replication: Replication
     wake: Callable[[], None]
 
     def let_go(self, version: Version | None) -> None:

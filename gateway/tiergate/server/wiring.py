@@ -18,6 +18,7 @@ from tiergate.memory.memory import Memory
 from tiergate.observe.metrics import Metrics
 from tiergate.origin.client import OriginClient, OriginSettings
 from tiergate.origin.forward import Forwarder
+from tiergate.replication.base import Alone
 from tiergate.server.budget import split
 from tiergate.writeback.gate import Gate
 from tiergate.writeback.sender import Sender, SenderSettings
@@ -59,6 +60,7 @@ async def open_rooms(context: ChildContext) -> AsyncIterator[Rooms]:
                 directory, memory, origin, markers, clock, metrics, foreign_version, settings.revalidate_s
             ),
             metrics=metrics,
+            replication=Alone(),
             wake=context.wake_background,
         )
         try:

@@ -11,8 +11,7 @@ async def recover(directory: Directory, memory: Memory) -> int:
     mark = memory.mark()
     live = await directory.live_holders()
     pins_count = memory.reconcile(live, mark)
-    owed = {write.uid for write in await directory.pending()} | await directory.open_upload_ids()
-    memory.settle_holders(owed, mark)
+    memory.settle_holders(await directory.owed_holders(), mark)
     for step in await directory.steps():
         if not memory.is_alive(step.holder):
             if step.through:

@@ -55,7 +55,7 @@ class ClientUploads:
         assert [upload.upload_id for upload in found] == ["u2", "u1", "u4", "u6", "u7", "u3"]
         assert [upload.upload_id for upload in await directory.list_uploads(BUCKET, "a")] == ["u2", "u1"]
         assert [upload.upload_id for upload in await directory.list_uploads(BUCKET, long + "2")] == ["u7"]
-        assert await directory.open_upload_ids() == {"u1", "u2", "u3", "u4", "u5", "u6", "u7"}
+        assert await directory.owed_holders() == {"u1", "u2", "u3", "u4", "u5", "u6", "u7"}
 
     async def test_put_part_again_returns_the_replaced(self, directory: Directory) -> None:
         await directory.create_upload(make_upload("up1"))

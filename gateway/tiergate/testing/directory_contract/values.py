@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-from tiergate.directory.base import Committed, Directory, Holder, Intent
+from tiergate.directory.base import Committed, Directory, Intent
 from tiergate.model import (
     NO_BASE,
     UNKNOWN_BASE,
     Body,
+    Holder,
     ObjectName,
     Part,
     Pending,
