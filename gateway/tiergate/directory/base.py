@@ -5,7 +5,7 @@ transition, durable against the death of any process when it returns. Methods ar
 implementation may sit behind a network; a cancelled call either happened whole or not at all.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -168,9 +168,11 @@ class Directory(Protocol):
         """All that this node owes the origin, by `place`. Alone that is everything; in a cluster, what it owns."""
         ...
 
-    async def beside(self, writes: Sequence[Pending]) -> list[Pending]:
-        """The pending writes, of any node, that decide when these may be seen in the origin (the fence's view); these
-        are among them, as they stand now, unless they are finished."""
+    async def beside(self, writes: Sequence[Pending], whole: Collection[str] = ()) -> list[Pending]:
+        """The pending writes, of any node, that decide when these may be seen in the origin (the fence's view), by
+        `place`: for each of `writes`, which need not be pending, all that it must wait for, or some that it surely
+        must. Those that are pending are among them, as they stand now. `whole`: buckets where everything waits for
+        everything before it (mode `strict`), so that all that is pending there is wanted."""
         ...
 
     async def pending_under(self, bucket: str, prefix: str, limit: int) -> list[Pending]:
@@ -185,7 +187,7 @@ class Directory(Protocol):
         """Mark that write-back of `uid` has begun and may reach the origin from now on, on top of `base`.
 
         Raises:
-            FencedError: `uid` is no longer what is pending.
+            FencedError: `uid` is no longer what is pending, or no longer this node's.
         """
         ...
 
@@ -193,7 +195,7 @@ class Directory(Protocol):
         """Record the multipart upload (or the intent to start one) that carries `uid`, or None: there is none.
 
         Raises:
-            FencedError: `uid` is no longer what is pending.
+            FencedError: `uid` is no longer what is pending, or no longer this node's.
         """
         ...
 
@@ -207,15 +209,19 @@ class Directory(Protocol):
 
     async def persisted(self, name: ObjectName, uid: str, origin_etag: str, now_s: float) -> Version | None:
         """The origin holds pending write `uid`: a put becomes clean (returned: its version), a delete's tombstone goes
-        (None). If it was superseded meanwhile, the newer pending write's `base` becomes `origin_etag`
-        (NO_BASE for a delete), and None is returned."""
+        (None). If it was superseded meanwhile, None is returned, and the newer pending write's `base` becomes
+        `origin_etag` (NO_BASE for a delete), unless another node owns that one: it may have begun, and asks the origin.
+
+        Raises:
+            FencedError: another node owns `uid` now.
+        """
         ...
 
     async def rebase(self, name: ObjectName, uid: str, base: str) -> Pending:
         """The origin holds something else than thought: write-back of `uid` goes on top of `base`.
 
         Raises:
-            FencedError: `uid` is no longer what is pending.
+            FencedError: `uid` is no longer what is pending, or no longer this node's.
         """
         ...
 
@@ -226,28 +232,31 @@ class Directory(Protocol):
 
     async def withdraw(self, name: ObjectName, uid: str, now_s: float) -> Pending | None:
         """A clean marker is about to be deleted in the origin: its record turns dirty, with a pending put that is
-        `withdrawn` and disturbed now. None if `uid` is no longer the clean current version. Recorded before the
-        origin is touched, so that a crash in between only makes it be deleted and put again."""
+        `withdrawn` and disturbed now, of this node, which holds its bytes. None if `uid` is no longer the clean current
+        version. Recorded before the origin is touched, so that a crash in between only makes it be deleted and put
+        again."""
         ...
 
     async def withdrawn(self, name: ObjectName, uid: str) -> None:
         """The origin no longer holds the marker: the pending write `uid` stands on NO_BASE and is `withdrawn`; nothing
-        if it is no longer pending."""
+        if it is no longer pending. Whoever owns it: the marker goes for another write's sake."""
         ...
 
     async def settled_set(self, name: ObjectName, uid: str) -> None:
-        """Nothing more is to come for the marker's set: pending write `uid` was never disturbed; nothing if it is no
-        longer pending."""
+        """Nothing more is to come for the marker's set: pending write `uid`, whoever owns it, was never disturbed;
+        nothing if it is no longer pending."""
         ...
 
     async def quarantine(self, name: ObjectName, uid: str, reason: str) -> None:
-        """Set aside (`reason`) or release (empty reason) a pending write; nothing if it is no longer pending."""
+        """Set aside (`reason`) or release (empty reason) a pending write; nothing if it is no longer pending, or a
+        living other node's."""
         ...
 
     # -- steps under way
     async def begin_step(self, step: Step) -> bool:
         """Announce a step, or the same one anew; False if another stands that it must not overlap with: they `collide`
-        (`checkpoints.markers`) and one of them is a write-through. Its holder, or who finds that dead, ends it."""
+        (`checkpoints.markers`), and one of them is a write-through or their holders differ. Steps of write-back in one
+        process it keeps apart itself. Its holder, or who finds that dead, ends it."""
         ...
 
     async def steps(self) -> list[Step]:
@@ -352,7 +361,8 @@ class Directory(Protocol):
         ...
 
     async def counts(self) -> dict[str, int]:
-        """Records by state, pending writes and their bytes, uploads in progress: for metrics and status."""
+        """Records by state, pending writes and their bytes, uploads in progress, bytes used: for metrics and status. In
+        a cluster clean records, markers, uploads and bytes are everybody's, what is owed to the origin this node's."""
         ...
 
 
@@ -367,7 +377,8 @@ class Held:
 
 class ClusterDirectory(Directory, Protocol):
     """A directory that several nodes share. What a node commits it owns: it must bring it to the origin, until its
-    membership is over. A change of a pending write that another node owns raises `FencedError`."""
+    membership is over. Any change raises `MembershipOverError` when that is so, also what is asked of this node's own
+    (`pending`, `oldest_pending_s`, `live_holders`, `owed_holders`, `counts`)."""
 
     async def hold(self, name: ObjectName, uid: str, holders: Sequence[Holder]) -> bool:
         """Note more holders of a version; False if it no longer is the current one.
@@ -390,7 +401,7 @@ class ClusterDirectory(Directory, Protocol):
         ...
 
     async def owners(self) -> set[str]:
-        """The names of the nodes, living or dead, that own pending writes."""
+        """The names of the nodes, living or dead, that own pending writes; the empty one for those of nobody."""
         ...
 
     async def claim(self, name: ObjectName, uid: str) -> Pending | None:

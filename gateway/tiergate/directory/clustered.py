@@ -3,18 +3,20 @@ somebody was faster. The place of a commit in the order is etcd's revision; comm
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from tiergate.directory import transitions, uploads
-from tiergate.directory.base import Committed, Finished, Intent, Seen
+from tiergate.directory import ownership, transitions, uploads
+from tiergate.directory.base import Committed, Finished, Held, Intent, Seen
+from tiergate.directory.beside import Beside
+from tiergate.directory.bynode import ByNode
 from tiergate.directory.clusterreads import At, Reader
 from tiergate.directory.clusterrows import ClusterRows, NotReadError, Snapshot, record_of, settled, value_of
 from tiergate.directory.codec import Orphan, pack
 from tiergate.directory.committer import Change, Committer, Standing
 from tiergate.directory.keys import Keys
-from tiergate.errors import CompactedError, OverloadedError
+from tiergate.errors import CompactedError, MemoryFullError, OverloadedError
 from tiergate.etcd.client import EtcdClient
 from tiergate.etcd.values import Delete, Field, Found, Guard, KeyValue, Put, Range
 from tiergate.model import (
@@ -55,29 +57,40 @@ T = TypeVar("T")
 
 
 class ClusteredDirectory:
-    """Implements `tiergate.directory.base.Directory`; see there. One for a process.
+    """Implements `tiergate.directory.base.ClusterDirectory`; see there. One for a process.
 
     Beyond what is said there, any method raises `DirectoryUnavailableError` when etcd does not answer, and one that
-    changes something `OutcomeUnknownError` when the answer was lost for good, `FencedError` when this node's membership
-    is over, `OverloadedError` when rivals win all the time.
+    changes something `OutcomeUnknownError` when the answer was lost for good, `OverloadedError` when rivals win all the
+    time. After an unknown outcome: a change that was given up can happen later, until another change made through this
+    object has returned; from then on `get` tells for good whether it did, by the version's uid.
+
+    `standing`: the node's membership. Without one this is nobody's: what it commits has no owner, and it answers for
+    the whole cluster where a member answers for itself.
     """
 
     def __init__(self, client: EtcdClient, keys: Keys, standing: Standing | None = None) -> None:
         self._client = client
         self._keys = keys
         self._reader = Reader(client)
+        self._by_node = ByNode(client, self._reader, keys)
+        self._standing = standing
         self._committer = Committer(client, keys, standing)
+
+    @property
+    def _me(self) -> Holder | None:
+        return self._standing.me if self._standing else None
 
     async def close(self) -> None:
         """Stop committing. The client stays open."""
         await self._committer.close()
 
     # -- how rows are read and changed
-    async def _change(self, transition: Callable[[ClusterRows], T], *first: bytes) -> T:
-        """Run a transition and commit what it changed. `first`: keys that it surely reads."""
+    async def _change(self, transition: Callable[[ClusterRows], T], *first: bytes | Range) -> T:
+        """Run a transition and commit what it changed. `first`: what it surely reads."""
+        wanted = [each if isinstance(each, Range) else Range(each) for each in first]
         for attempt in range(1, ATTEMPTS_COUNT + 1):
             try:
-                rows, result = await self._run(transition, [Range(key) for key in first])
+                rows, result = await self._run(transition, wanted)
             except CompactedError:
                 continue
             if early := rows.early():
@@ -94,10 +107,10 @@ class ClusteredDirectory:
         raise OverloadedError("others keep changing what this change rests on", attempts=ATTEMPTS_COUNT)
 
     async def _run(self, transition: Callable[[ClusterRows], T], wanted: Sequence[Range]) -> tuple[ClusterRows, T]:
-        snapshot = Snapshot()
+        snapshot, me = Snapshot(), self._me
         while True:
             await snapshot.fetch(self._client, wanted)
-            rows = ClusterRows(self._keys, snapshot)
+            rows = ClusterRows(self._keys, snapshot, me)
             try:
                 return rows, transition(rows)
             except NotReadError as error:
@@ -106,16 +119,34 @@ class ClusteredDirectory:
     async def _of_object(self, name: ObjectName, transition: Callable[[ClusterRows], T]) -> T:
         return await self._change(transition, self._keys.record(name), self._keys.pending(name))
 
+    async def _committing(self, commit: Callable[[ClusterRows], Committed], *first: bytes | Range) -> Committed:
+        def transition(rows: ClusterRows) -> Committed:
+            committed = commit(rows)
+            return replace(committed, held_by=rows.let_go)
+
+        return await self._change(transition, *first)
+
+    def _replacing(self, name: ObjectName, holders: Sequence[Holder] = ()) -> list[Range]:
+        """What a commit of a key reads."""
+        keys = self._keys
+        nodes = [Range(keys.node(each.node)) for each in holders]
+        return [Range(keys.record(name)), Range(keys.pending(name)), keys.all_holders(name), *nodes]
+
     # -- objects
     async def revision(self) -> int:
         return (await self._client.read(Range(self._keys.table("o")))).revision
 
     async def get(self, name: ObjectName) -> Seen:
+        keys = self._keys
         outcome = await self._client.read(
-            Range(self._keys.record(name)), Range(self._keys.pending(name)), Range(self._keys.slot(name))
+            Range(keys.record(name)), Range(keys.pending(name)), Range(keys.slot(name)), keys.all_holders(name)
         )
         record, write, slot = (next(iter(outcome.found(index)), None) for index in range(3))
-        return _seen(record, write, outcome.revision, slot.version if slot else 0)
+        seen = _seen(record, write, outcome.revision, slot.version if slot else 0)
+        holders: dict[str, set[Holder]] = {}
+        for row in outcome.found(3):
+            holders.setdefault(keys.holder_of(name, row.key)[0], set()).add(value_of(Holder, row))
+        return replace(seen, holders={uid: frozenset(each) for uid, each in holders.items()})
 
     async def scan(self, bucket: str, prefix: str, after: str, limit: int) -> list[Record]:
         wanted = self._keys.under("o", bucket, prefix, after)
@@ -137,22 +168,27 @@ class ClusteredDirectory:
         return await self._reader.consistent(read)
 
     async def put(self, name: ObjectName, version: Version, intent: Intent) -> Committed:
-        def transition(rows: ClusterRows) -> Committed:
+        def commit(rows: ClusterRows) -> Committed:
             rows.hold(name, version.uid, intent.holders)
             return transitions.put(rows, name, version, intent)
 
-        return await self._of_object(name, transition)
+        return await self._committing(commit, *self._replacing(name, intent.holders))
 
     async def put_through(self, name: ObjectName, version: Version, origin_etag: str, intent: Intent) -> Committed:
-        def transition(rows: ClusterRows) -> Committed:
+        def commit(rows: ClusterRows) -> Committed:
             rows.hold(name, version.uid, intent.holders)
             return transitions.put_through(rows, name, version, origin_etag, intent)
 
-        return await self._of_object(name, transition)
+        return await self._committing(commit, *self._replacing(name, intent.holders))
 
     async def delete(self, name: ObjectName, intent: Intent) -> Committed | None:
         uid = f"delete-{new_uid(intent.now_s)}"
-        return await self._of_object(name, lambda rows: transitions.delete(rows, name, uid, intent))
+
+        def transition(rows: ClusterRows) -> Committed | None:
+            committed = transitions.delete(rows, name, uid, intent)
+            return replace(committed, held_by=rows.let_go) if committed else None
+
+        return await self._change(transition, *self._replacing(name))
 
     async def adopt(
         self,
@@ -190,21 +226,33 @@ class ClusteredDirectory:
         return dropped
 
     async def _trim(self, names: Sequence[ObjectName]) -> list[Version]:
-        keys = [self._keys.record(name) for name in names]
-        return await self._change(lambda rows: transitions.drop_clean(rows, names), *keys)
+        first = [wanted for name in names for wanted in (Range(self._keys.record(name)), self._keys.all_holders(name))]
+        try:
+            return await self._change(lambda rows: transitions.drop_clean(rows, names), *first)
+        except MemoryFullError:
+            if len(names) == 1:
+                raise
+        # Very many nodes hold them.
+        return [version for name in names for version in await self._trim([name])]
 
     # -- write-back
     async def pending(self) -> list[Pending]:
+        me = self._me
+        if me is not None:
+            return await self._by_node.owed_as(me)
         found = await self._reader.values(Pending, self._keys.all("q"))
         return sorted(found, key=lambda write: (write.place, write.name))
 
-    async def beside(self, writes: Sequence[Pending]) -> list[Pending]:
-        return await self.pending()
+    async def beside(self, writes: Sequence[Pending], whole: Collection[str] = ()) -> list[Pending]:
+        return await self._reader.consistent(lambda at: Beside(self._reader, self._keys, at).read(writes, whole))
 
     async def pending_under(self, bucket: str, prefix: str, limit: int) -> list[Pending]:
         return await self._reader.values(Pending, self._keys.under("q", bucket, prefix, ""), limit)
 
     async def oldest_pending_s(self) -> float | None:
+        me = self._me
+        if me is not None:
+            return await self._by_node.oldest_owed_s(me)
         found = await self._reader.values(Pending, self._keys.all("q"))
         return min((write.committed_s for write in found if not write.quarantined), default=None)
 
@@ -222,8 +270,10 @@ class ClusteredDirectory:
             lambda rows: transitions.change_owned(rows, name, uid, change), self._keys.pending(name)
         )
 
-    async def _if_owned(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> None:
-        await self._change(lambda rows: transitions.change_if_owned(rows, name, uid, change), self._keys.pending(name))
+    async def _if_pending(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> None:
+        await self._change(
+            lambda rows: transitions.change_if_pending(rows, name, uid, change), self._keys.pending(name)
+        )
 
     async def drop_leftovers(self, name: ObjectName, dropped: Sequence[OriginUpload]) -> None:
         await self._change(lambda rows: transitions.drop_leftovers(rows, name, dropped), self._keys.pending(name))
@@ -253,16 +303,22 @@ class ClusteredDirectory:
         return await self._reader.consistent(read)
 
     async def withdraw(self, name: ObjectName, uid: str, now_s: float) -> Pending | None:
-        return await self._of_object(name, lambda rows: transitions.withdraw(rows, name, uid, now_s))
+        def transition(rows: ClusterRows) -> Pending | None:
+            write = transitions.withdraw(rows, name, uid, now_s)
+            if write is not None and write.owner is not None:
+                rows.hold(name, uid, [write.owner])
+            return write
+
+        return await self._of_object(name, transition)
 
     async def withdrawn(self, name: ObjectName, uid: str) -> None:
-        await self._if_owned(name, uid, lambda write: replace(write, base=NO_BASE, withdrawn=True))
+        await self._if_pending(name, uid, lambda write: replace(write, base=NO_BASE, withdrawn=True))
 
     async def settled_set(self, name: ObjectName, uid: str) -> None:
-        await self._if_owned(name, uid, lambda write: replace(write, disturbed_s=0.0))
+        await self._if_pending(name, uid, lambda write: replace(write, disturbed_s=0.0))
 
     async def quarantine(self, name: ObjectName, uid: str, reason: str) -> None:
-        await self._if_owned(name, uid, lambda write: replace(write, quarantined=reason))
+        await self._change(lambda rows: ownership.quarantine(rows, name, uid, reason), self._keys.pending(name))
 
     # -- steps under way
     async def begin_step(self, step: Step) -> bool:
@@ -320,12 +376,13 @@ class ClusteredDirectory:
     async def finish_upload(
         self, upload_id: str, version: Version, part_list: Sequence[tuple[int, str]], intent: Intent
     ) -> Committed:
-        def transition(rows: ClusterRows) -> Committed:
+        def commit(rows: ClusterRows) -> Committed:
             name = uploads.known(rows, upload_id).name
+            rows.expect(self._replacing(name, intent.holders))
             rows.hold(name, version.uid, intent.holders)
             return uploads.finish(rows, upload_id, version, part_list, intent)
 
-        return await self._change(transition, self._keys.upload(upload_id))
+        return await self._committing(commit, self._keys.upload(upload_id))
 
     async def end_spilled(
         self, upload_id: str, version: Version, part_list: Sequence[tuple[int, str]], now_s: float
@@ -368,7 +425,11 @@ class ClusteredDirectory:
 
     # -- holders
     async def live_holders(self) -> set[str]:
+        me = self._me
+
         async def read(at: At) -> set[str]:
+            if me is not None:
+                return await self._by_node.held_uids(me.node, at) | await self._upload_ids(at)
             found: set[str] = set()
             for table in ("c", "k"):
                 found |= {row.value.decode() async for row in self._reader.walk(self._keys.all(table), at)}
@@ -379,7 +440,11 @@ class ClusteredDirectory:
         return await self._reader.consistent(read)
 
     async def owed_holders(self) -> set[str]:
+        me = self._me
+
         async def read(at: At) -> set[str]:
+            if me is not None:
+                return await self._by_node.held_owed_uids(me.node, at) | await self._upload_ids(at)
             writes = await self._reader.values_at(Pending, self._keys.all("q"), at)
             return {write.uid for write in writes if write.kind is Kind.PUT} | await self._upload_ids(at)
 
@@ -390,12 +455,8 @@ class ClusteredDirectory:
         return {row.key[len(wanted.key) :].decode() async for row in self._reader.walk(wanted, at)}
 
     async def counts(self) -> dict[str, int]:
-        return await self._reader.consistent(self._counts)
-
-    async def _counts(self, at: At) -> dict[str, int]:
-        writes = await self._reader.values_at(Pending, self._keys.all("q"), at)
-        ranges = [replace(self._keys.all(table), count_only=True, revision=at.revision) for table in "ckum"]
-        outcome = await self._client.read(*ranges)
+        writes = await self.pending()
+        outcome = await self._client.read(*(replace(self._keys.all(table), count_only=True) for table in "ckum"))
         clean, clean_markers, uploading, markers = (each.count for each in outcome.answers if isinstance(each, Found))
         puts_count = sum(write.kind is Kind.PUT for write in writes)
         return {
@@ -408,37 +469,32 @@ class ClusteredDirectory:
             "markers": markers,
         }
 
-    # -- only in a cluster: who holds which version
-    async def holders(self, name: ObjectName) -> dict[str, frozenset[Holder]]:
-        """The nodes that said they hold versions of a key, by the version's uid. Whether they still do is for the
-        caller to see: a node's epoch must be that of its membership."""
-        found: dict[str, set[Holder]] = {}
-        for row in await self._reader.rows(self._keys.all_holders(name)):
-            uid, _ = self._keys.holder_of(name, row.key)
-            found.setdefault(uid, set()).add(value_of(Holder, row))
-        return {uid: frozenset(holders) for uid, holders in found.items()}
-
+    # -- only in a cluster: who holds and owes what
     async def hold(self, name: ObjectName, uid: str, holders: Sequence[Holder]) -> bool:
-        """Note more holders of a version; False if it no longer is the current one.
-
-        Raises:
-            HolderLostError: one of them is gone, or began anew.
-        """
-
-        def transition(rows: ClusterRows) -> bool:
-            record = rows.record(name)
-            if record is None or record.version is None or record.version.uid != uid:
-                return False
-            rows.hold(name, uid, holders)
-            return True
-
+        nodes = [self._keys.node(each.node) for each in holders]
         return await self._change(
-            transition, self._keys.record(name), *(self._keys.node(each.node) for each in holders)
+            lambda rows: ownership.hold(rows, name, uid, holders), self._keys.record(name), *nodes
         )
 
     async def release(self, name: ObjectName, uid: str, node: str) -> None:
-        """A node no longer holds a version."""
         await self._change(lambda rows: rows.release(name, uid, node))
+
+    async def held_by(self, node: str) -> list[Held]:
+        return await self._by_node.held_by(node)
+
+    async def owed_by(self, node: str) -> list[Pending]:
+        return await self._by_node.owed_by(node)
+
+    async def owners(self) -> set[str]:
+        return await self._by_node.owners()
+
+    async def claim(self, name: ObjectName, uid: str) -> Pending | None:
+        return await self._change(lambda rows: ownership.claim(rows, name, uid), self._keys.pending(name))
+
+    async def give(self, name: ObjectName, uid: str, to: Holder) -> bool:
+        return await self._change(
+            lambda rows: ownership.give(rows, name, uid, to), self._keys.pending(name), self._keys.node(to.node)
+        )
 
 
 def _seen(record: KeyValue | None, write: KeyValue | None, revision: int, drops: int = 0) -> Seen:

@@ -1,10 +1,10 @@
 """Reads of etcd that need more than one call: by pages, and of several tables, as of one revision."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from tiergate.directory.clusterrows import value_of
+from tiergate.directory.clusterrows import READS_COUNT, value_of
 from tiergate.errors import CompactedError, DirectoryUnavailableError
 from tiergate.etcd.client import EtcdClient
 from tiergate.etcd.values import KeyValue, Range
@@ -12,6 +12,9 @@ from tiergate.etcd.values import KeyValue, Range
 FIRST_PAGE_COUNT = 100
 PAGE_COUNT = 1000
 """Rows read at once: at first, and later at most."""
+
+HEADS_COUNT = 20
+"""Ranges of many rows that are read at once."""
 
 PAGE_BYTES = 4 << 20
 """Of values in one page, about: records of many parts are large."""
@@ -90,6 +93,30 @@ class Reader:
     async def values(self, kind: type[T], wanted: Range | None, limit: int | None = None) -> list[T]:
         """The values of `rows`."""
         return [value_of(kind, row) for row in await self.rows(wanted, limit)]
+
+    async def heads(
+        self, wanted: Sequence[Range], limit: int, at: At, at_once: int = HEADS_COUNT
+    ) -> AsyncIterator[tuple[int, tuple[KeyValue, ...]]]:
+        """The first rows of each of many ranges, with its index; `limit` 0: all.
+
+        Raises:
+            CompactedError: the revision is no longer kept.
+        """
+        for start in range(0, len(wanted), at_once):
+            part = wanted[start : start + at_once]
+            outcome = await self._client.read(*(replace(each, limit=limit, revision=at.revision) for each in part))
+            at.revision = at.revision or outcome.revision
+            for index in range(len(part)):
+                yield start + index, outcome.found(index)
+
+    async def points(self, kind: type[T], keys: Sequence[bytes], at: At) -> list[T]:
+        """The values of those of the rows that are there.
+
+        Raises:
+            CompactedError: the revision is no longer kept.
+        """
+        found = self.heads([Range(key) for key in keys], 0, at, READS_COUNT)
+        return [value_of(kind, row) async for _, rows in found for row in rows]
 
     async def values_at(self, kind: type[T], wanted: Range | None, at: At) -> list[T]:
         """All values of a range as of a revision.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
-from tiergate.checkpoints.markers import ancestor_scopes
+from tiergate.checkpoints.markers import ancestor_scopes, scope_of
 from tiergate.directory.base import Committed, Finished
 from tiergate.directory.codec import Orphan, pack, unpack
 from tiergate.directory.committer import Change
@@ -16,7 +16,7 @@ from tiergate.directory.keys import Keys
 from tiergate.errors import HolderLostError
 from tiergate.etcd.client import EtcdClient
 from tiergate.etcd.values import Delete, Field, Guard, KeyValue, Put, Range, Relation
-from tiergate.model import Holder, ObjectName, OriginUpload, Part, Pending, Record, Role, State, Step, Upload
+from tiergate.model import Holder, Kind, ObjectName, OriginUpload, Part, Pending, Record, Role, State, Step, Upload
 
 OWN_REVISION = (1 << 63) - 1
 """Stands for the revision of the transaction that wrote it, which only the store tells: later than all known ones."""
@@ -25,7 +25,7 @@ EARLY_COUNT = 40
 """More disturbed markers than this are written before the rest, in transactions of so many."""
 
 RANGES_COUNT = 40
-"""More guarded ranges than this become one that covers all."""
+"""More guarded ranges than this become one for each table, that covers all in it."""
 
 READS_COUNT = 100
 """Ranges in one read; etcd takes 128 operations in a transaction."""
@@ -39,6 +39,13 @@ class NotReadError(Exception):
     def __init__(self, wanted: Sequence[Range]) -> None:
         super().__init__(wanted)
         self.wanted = wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Large:
+    """A large put in the index of those that others may wait for."""
+
+    place: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,7 @@ class Snapshot:
 _REVISIONS: dict[type, tuple[str, ...]] = {
     Record: ("revision", "modified"),
     Pending: ("place", "revision"),
+    Large: ("place",),
     Committed: ("revision",),
 }
 
@@ -104,14 +112,25 @@ def value_of(kind: type[T], row: KeyValue) -> T:
 class ClusterRows:
     """Implements `tiergate.directory.view.Rows`; see there."""
 
-    def __init__(self, keys: Keys, snapshot: Snapshot) -> None:
+    def __init__(self, keys: Keys, snapshot: Snapshot, me: Holder | None) -> None:
         self._keys = keys
+        self._me = me
         self._snapshot = snapshot
         self._guards: dict[tuple[bytes, bytes], Guard] = {}
         self._written: dict[bytes, bytes | None] = {}
         self._cleared: list[Range] = []
         self._disturbed: dict[bytes, Put] = {}
         self._markers: set[bytes] = set()
+        self._let_go: set[Holder] = set()
+
+    @property
+    def me(self) -> Holder | None:
+        return self._me
+
+    @property
+    def let_go(self) -> frozenset[Holder]:
+        """Who held versions that are current no more."""
+        return frozenset(self._let_go)
 
     def early(self) -> list[Change]:
         """What must be done before, after which the transition is run anew: it then has less to change."""
@@ -119,7 +138,7 @@ class ClusterRows:
             return []
         puts = list(self._disturbed.values())
         groups = (puts[start : start + EARLY_COUNT] for start in range(0, len(puts), EARLY_COUNT))
-        return [Change(tuple(self._guard(put.key) for put in group), tuple(group)) for group in groups]
+        return [Change(tuple(self._guard(put.key) for put in group), tuple(group), self._me) for group in groups]
 
     def change(self) -> Change | None:
         """What was changed, None for nothing."""
@@ -129,14 +148,29 @@ class ClusterRows:
         if not writes:
             return None
         single = [guard for guard in self._guards.values() if not guard.end]
-        ranges = [guard for guard in self._guards.values() if guard.end]
-        if len(ranges) > RANGES_COUNT:
-            first, last = min(guard.key for guard in ranges), max(guard.end for guard in ranges)
-            ranges = [replace(ranges[0], key=first, end=last)]
         single += [self._guard(key) for key in self._disturbed]
-        return Change((*single, *ranges), (*writes, *self._disturbed.values()))
+        return Change((*single, *self._range_guards()), (*writes, *self._disturbed.values()), self._me)
+
+    def _range_guards(self) -> list[Guard]:
+        ranges = [guard for guard in self._guards.values() if guard.end]
+        if len(ranges) <= RANGES_COUNT:
+            return ranges
+        tables: dict[bytes, list[Guard]] = {}
+        for guard in ranges:
+            tables.setdefault(self._keys.table_of(guard.key), []).append(guard)
+        return [
+            replace(each[0], key=min(guard.key for guard in each), end=max(guard.end for guard in each))
+            for each in tables.values()
+        ]
 
     # -- plain access
+    def expect(self, wanted: Iterable[Range]) -> None:
+        """Have all of these fetched at once."""
+        snapshot = self._snapshot
+        missing = [each for each in wanted if each.key not in (snapshot.ranges if each.end else snapshot.rows)]
+        if missing:
+            raise NotReadError(missing)
+
     def _row(self, key: bytes) -> KeyValue | None:
         if key not in self._snapshot.rows:
             raise NotReadError([Range(key)])
@@ -230,8 +264,18 @@ class ClusterRows:
         if old.state is State.CLEAN:
             self._delete(self._clean_key(old, stored.age))
         if old.version is not None and old.version.uid != keep_uid:
-            self._cleared.append(self._keys.holders(name, old.version.uid))
+            self._clear_holders(name, old.version.uid)
         return old
+
+    def _clear_holders(self, name: ObjectName, uid: str) -> None:
+        self._cleared.append(self._keys.holders(name, uid))
+        every = self._keys.all_holders(name)
+        self._range(every)
+        for row in self._snapshot.ranges[every.key]:
+            of_uid, node = self._keys.holder_of(name, row.key)
+            if of_uid == uid:
+                self._let_go.add(value_of(Holder, row))
+                self._delete(self._keys.held(node, name, uid))
 
     def _clean_key(self, record: Record, age: int) -> bytes:
         return self._keys.clean(record.name, age, marker=record.role is Role.MARKER)
@@ -246,9 +290,7 @@ class ClusterRows:
         names = [self._keys.marker_name(bucket, scope, key) for key in self._range(wanted, around)]
         # Whoever asks for markers looks at each.
         rows = [self._keys.pending(name) for name in names]
-        missing = [Range(key) for key in rows if key not in self._snapshot.rows]
-        if missing:
-            raise NotReadError(missing)
+        self.expect(Range(key) for key in rows)
         self._markers.update(key for key in rows if (key, b"") not in self._guards and key not in self._written)
         return names
 
@@ -257,7 +299,22 @@ class ClusterRows:
         return self._get(Pending, self._keys.pending(name))
 
     def put_pending(self, write: Pending) -> None:
+        self._index(self.pending(write.name), write)
         self._put(self._keys.pending(write.name), write)
+
+    def _index(self, old: Pending | None, new: Pending | None) -> None:
+        before, after = self._indexed(old), self._indexed(new)
+        self._written.update((key, None) for key in before if key not in after)
+        self._written.update((key, value) for key, value in after.items() if key not in before)
+
+    def _indexed(self, write: Pending | None) -> dict[bytes, bytes]:
+        """The rows that mirror a pending write. None of them changes while its key is the same."""
+        if write is None:
+            return {}
+        found = {self._keys.owed(write): b""}
+        if write.role is Role.LARGE and write.kind is Kind.PUT and not write.quarantined:
+            found[self._keys.large(write.name)] = pack(Large(write.place))
+        return found
 
     def disturb(self, write: Pending) -> None:
         key = self._keys.pending(write.name)
@@ -267,7 +324,9 @@ class ClusterRows:
             self.put_pending(write)
 
     def drop_pending(self, name: ObjectName) -> None:
-        if self.pending(name) is not None:
+        old = self.pending(name)
+        if old is not None:
+            self._index(old, None)
             self._delete(self._keys.pending(name))
 
     def orphan(self, name: ObjectName, upload: OriginUpload) -> None:
@@ -277,14 +336,27 @@ class ClusterRows:
         self._delete(self._keys.orphan(name, upload))
 
     # -- steps under way
-    def steps(self, bucket: str) -> list[Step]:
-        return self._values(Step, self._keys.steps(bucket))
+    def steps_near(self, step: Step) -> list[Step]:
+        bucket, key = step.name.bucket, step.name.key
+        ranges = [self._keys.steps(step.name)]
+        if _takes(step):
+            ranges += [self._keys.speaking_for(bucket, scope) for scope in ancestor_scopes(key)]
+        if step.role is Role.MARKER:
+            ranges.append(self._keys.below("t", bucket, scope_of(key)))
+        self.expect(ranges)
+        return [each for wanted in ranges for each in self._values(Step, wanted)]
 
     def put_step(self, step: Step) -> None:
+        self.drop_step(step)
         self._put(self._keys.step(step), step)
+        if _takes(step):
+            self._put(self._keys.taking(step), step)
+        if step.role is Role.MARKER:
+            self._put(self._keys.speaking(step), step)
 
     def drop_step(self, step: Step) -> None:
-        self._delete(self._keys.step(step))
+        for key in (self._keys.step(step), self._keys.taking(step), self._keys.speaking(step)):
+            self._delete(key)
 
     # -- clients' multipart uploads
     def upload(self, upload_id: str) -> Upload | None:
@@ -310,21 +382,43 @@ class ClusterRows:
         self._put(self._keys.finished(upload_id), finished)
 
     # -- only in a cluster
-    def hold(self, name: ObjectName, uid: str, holders: Iterable[Holder]) -> None:
+    def hold(self, name: ObjectName, uid: str, holders: Sequence[Holder]) -> None:
         """Note who holds a version.
 
         Raises:
             HolderLostError: one of them no longer is what it was.
         """
+        self.see_alive(holders)
         for holder in holders:
-            key = self._keys.node(holder.node)
-            row = self._row(key)
-            if row is None or row.create_revision != holder.epoch:
-                raise HolderLostError("a node that was to hold a copy is gone", node=holder.node, epoch=holder.epoch)
-            # It may tell of its free memory all the time.
-            self._guards[key, b""] = Guard(key, Field.CREATED, holder.epoch)
             self._put(self._keys.holder(name, uid, holder.node), holder)
+            self._put(self._keys.held(holder.node, name, uid), holder)
 
     def release(self, name: ObjectName, uid: str, node: str) -> None:
         """A node no longer holds a version."""
         self._delete(self._keys.holder(name, uid, node))
+        self._delete(self._keys.held(node, name, uid))
+
+    def see_alive(self, holders: Sequence[Holder]) -> None:
+        """See that nodes are what they were.
+
+        Raises:
+            HolderLostError: one of them is gone, or began anew.
+        """
+        self.expect(Range(self._keys.node(each.node)) for each in holders)
+        for holder in holders:
+            if self.epoch_of(holder.node) != holder.epoch:
+                raise HolderLostError("a node that was to hold a copy is gone", node=holder.node, epoch=holder.epoch)
+
+    def epoch_of(self, node: str) -> int:
+        """The epoch of a member, 0 for none."""
+        key = self._keys.node(node)
+        row = self._row(key)
+        epoch = row.create_revision if row else 0
+        # It may tell of its free memory all the time.
+        self._guards[key, b""] = Guard(key, Field.CREATED, epoch)
+        return epoch
+
+
+def _takes(step: Step) -> bool:
+    """Whether it takes something from the sets around its key (see `checkpoints.markers.collide`)."""
+    return step.replaces and step.role is not Role.POINTER

@@ -12,10 +12,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tiergate.directory.keys import Keys
-from tiergate.errors import CompactedError, FencedError, MemoryFullError, OutcomeUnknownError, TiergateError, invariant
+from tiergate.errors import (
+    CompactedError,
+    MembershipOverError,
+    MemoryFullError,
+    OutcomeUnknownError,
+    TiergateError,
+    invariant,
+)
 from tiergate.etcd.client import PATIENCE_S, EtcdClient
-from tiergate.etcd.values import Delete, Field, Guard, KeyValue, Outcome, Put, Range, Relation, Txn
-from tiergate.model import new_uid
+from tiergate.etcd.values import Delete, Field, Guard, KeyValue, Outcome, Put, Range, Relation, Request, Txn
+from tiergate.model import Holder, new_uid
 
 OPERATIONS_COUNT = 120
 """The width of a transaction (see `width`); etcd takes 128."""
@@ -24,7 +31,7 @@ GUARDS_COUNT = 100
 """Of one change."""
 
 GROUP_COUNT = 30
-"""Writes that go into a nested transaction of their own where a change has many."""
+"""Writes that go into a nested transaction of their own where a change has many, and of those into another."""
 
 BATCH_BYTES = 1 << 20
 """Of the changes in one transaction; etcd takes 1.5 MiB."""
@@ -35,10 +42,11 @@ CHANGE_BYTES = BATCH_BYTES + (BATCH_BYTES >> 2)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """To be done if all guards hold. Writes do not overlap."""
+    """To be done if all guards hold. Writes do not overlap. `me`: as which member it was made up, if that matters."""
 
     guards: tuple[Guard, ...]
     writes: tuple[Put | Delete, ...]
+    me: Holder | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -48,13 +56,14 @@ class Change:
 
 
 class Standing(Protocol):
-    """A membership that writes are guarded by."""
+    """A node's membership: its writes are guarded by it. The next one may follow when it is over."""
 
-    def guard(self) -> Guard:
-        """What must hold in the store for this node to write.
+    @property
+    def me(self) -> Holder:
+        """The node, in the epoch that stands now.
 
         Raises:
-            FencedError: it may not write any more, by its own clock.
+            MembershipOverError: none does, by the node's own clock.
         """
         ...
 
@@ -62,6 +71,7 @@ class Standing(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     change: Change
+    me: Holder | None
     done: asyncio.Future[int | None]
 
 
@@ -72,6 +82,7 @@ class Committer:
         self, client: EtcdClient, keys: Keys, standing: Standing | None, *, patience_s: float = PATIENCE_S
     ) -> None:
         self._client = client
+        self._keys = keys
         self._standing = standing
         self._patience_s = patience_s
         self._receipt = keys.receipt(new_uid(client.clock.wall_s()))
@@ -93,14 +104,15 @@ class Committer:
         still happen.
 
         Raises:
-            FencedError: this node's membership is over.
-            OutcomeUnknownError: etcd did not answer: it may have happened.
+            MembershipOverError: this node's membership is over, or another one began since the change was made up.
+            OutcomeUnknownError: etcd did not answer: it may have happened, or may yet, until a later call has returned.
             MemoryFullError: etcd has no room, or the change is too large for it.
         """
         if change.size_bytes > CHANGE_BYTES:
             raise MemoryFullError("a change is too large for etcd", size_bytes=change.size_bytes)
         invariant(len(change.guards) <= GUARDS_COUNT, "a change rests on too much", guards=len(change.guards))
-        waiting = _Waiting(change, asyncio.get_running_loop().create_future())
+        me = self._standing.me if self._standing else None
+        waiting = _Waiting(change, change.me or me, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._work())
@@ -111,7 +123,8 @@ class Committer:
         try:
             while batch := self._take():
                 try:
-                    ends: Sequence[int | Exception | None] = await self._send([each.change for each in batch])
+                    changes = [each.change for each in batch]
+                    ends: Sequence[int | Exception | None] = await self._send(changes, batch[0].me)
                 except Exception as error:
                     ends = [error] * len(batch)
                 for each, end in zip(batch, ends, strict=True):
@@ -138,7 +151,8 @@ class Committer:
                 continue
             wider = max(widest, width(nested(each.change)))
             larger_bytes = size_bytes + each.change.size_bytes
-            if taken and (len(taken) + 2 + wider > OPERATIONS_COUNT or larger_bytes > BATCH_BYTES):
+            is_full = len(taken) + 2 + wider > OPERATIONS_COUNT or larger_bytes > BATCH_BYTES
+            if taken and (is_full or each.me != taken[0].me):
                 left.append(each)
                 break
             if footprint.meets(each.change):
@@ -150,14 +164,14 @@ class Committer:
         self._waiting.extendleft(reversed(left))
         return taken
 
-    async def _send(self, batch: Sequence[Change]) -> list[int | None]:
+    async def _send(self, batch: Sequence[Change], me: Holder | None) -> list[int | None]:
         clock = self._client.clock
         uid = new_uid(clock.wall_s()).encode()
         deadline_s = clock.monotonic_s() + self._patience_s
         attempt = 0
         while True:
             try:
-                outcome = await self._try(batch, uid)
+                outcome = await self._try(batch, uid, me)
             except OutcomeUnknownError:
                 attempt += 1
                 pause_s = self._client.pause_s(attempt)
@@ -175,16 +189,20 @@ class Committer:
             found = outcome.found(0)
             modified = found[0].mod_revision if found else 0
             if modified == self._receipt_modified:
-                raise FencedError("this node's membership is over")
+                raise MembershipOverError("this node's membership is over")
             self._receipt_modified = modified
             if found and found[0].value == uid:
                 return await self._happened_before(batch, modified)
             # One that was given up has happened after all, or the receipt of an idle writer was cleared.
 
-    async def _try(self, batch: Sequence[Change], uid: bytes) -> Outcome:
-        standing = (self._standing.guard(),) if self._standing else ()
+    async def _try(self, batch: Sequence[Change], uid: bytes, me: Holder | None) -> Outcome:
+        guards = [Guard(self._receipt, Field.MODIFIED, self._receipt_modified)]
+        if me is not None:
+            if self._standing is None or self._standing.me != me:
+                raise MembershipOverError("this node is a member anew", node=me.node, epoch=me.epoch)
+            guards.append(Guard(self._keys.node(me.node), Field.CREATED, me.epoch))
         txn = Txn(
-            (Guard(self._receipt, Field.MODIFIED, self._receipt_modified), *standing),
+            tuple(guards),
             (Put(self._receipt, uid), *(nested(change) for change in batch)),
             (Range(self._receipt),),
         )
@@ -252,11 +270,11 @@ def _end(write: Put | Delete) -> bytes:
 
 def nested(change: Change) -> Txn:
     """A change as a transaction within another."""
-    writes = change.writes
-    if len(writes) <= GROUP_COUNT:
-        return Txn(change.guards, writes)
-    groups = (writes[start : start + GROUP_COUNT] for start in range(0, len(writes), GROUP_COUNT))
-    return Txn(change.guards, tuple(Txn((), group) for group in groups))
+    requests: tuple[Request, ...] = change.writes
+    while len(requests) > GROUP_COUNT:
+        groups = (requests[start : start + GROUP_COUNT] for start in range(0, len(requests), GROUP_COUNT))
+        requests = tuple(Txn((), group) for group in groups)
+    return Txn(change.guards, requests)
 
 
 def width(txn: Txn) -> int:

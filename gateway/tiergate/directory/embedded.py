@@ -6,7 +6,7 @@ Nothing is synced: the state lives as long as the bytes it speaks of, in memory.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -176,7 +176,7 @@ class EmbeddedDirectory:
             raw = rows.raw("pending")
         return sorted((decode(Pending, value) for value in raw), key=lambda write: write.place)
 
-    async def beside(self, writes: Sequence[Pending]) -> list[Pending]:
+    async def beside(self, writes: Sequence[Pending], whole: Collection[str] = ()) -> list[Pending]:
         return await self.pending()
 
     async def pending_under(self, bucket: str, prefix: str, limit: int) -> list[Pending]:
@@ -199,8 +199,8 @@ class EmbeddedDirectory:
     async def _owned(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> Pending:
         return await self._change(lambda rows: transitions.change_owned(rows, name, uid, change))
 
-    async def _if_owned(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> None:
-        await self._change(lambda rows: transitions.change_if_owned(rows, name, uid, change))
+    async def _if_pending(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> None:
+        await self._change(lambda rows: transitions.change_if_pending(rows, name, uid, change))
 
     async def drop_leftovers(self, name: ObjectName, dropped: Sequence[OriginUpload]) -> None:
         await self._change(lambda rows: transitions.drop_leftovers(rows, name, dropped))
@@ -226,13 +226,13 @@ class EmbeddedDirectory:
         return await self._change(lambda rows: transitions.withdraw(rows, name, uid, now_s))
 
     async def withdrawn(self, name: ObjectName, uid: str) -> None:
-        await self._if_owned(name, uid, lambda write: replace(write, base=NO_BASE, withdrawn=True))
+        await self._if_pending(name, uid, lambda write: replace(write, base=NO_BASE, withdrawn=True))
 
     async def settled_set(self, name: ObjectName, uid: str) -> None:
-        await self._if_owned(name, uid, lambda write: replace(write, disturbed_s=0.0))
+        await self._if_pending(name, uid, lambda write: replace(write, disturbed_s=0.0))
 
     async def quarantine(self, name: ObjectName, uid: str, reason: str) -> None:
-        await self._if_owned(name, uid, lambda write: replace(write, quarantined=reason))
+        await self._if_pending(name, uid, lambda write: replace(write, quarantined=reason))
 
     # -- steps under way
     async def begin_step(self, step: Step) -> bool:

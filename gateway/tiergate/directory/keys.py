@@ -3,20 +3,24 @@
 `o` records · `q` pending writes · `d` slots of dropped records (the row's version counts them) · `m` markers by scope
 · `c` clean records by age, `k` clean markers (both: uid) · `u` uploads in progress, `p` their parts · `f` finished
 uploads · `x` orphan uploads · `s` steps under way · `b` buckets · `n` nodes, on their lease · `h` who holds which
-version · `r` receipts of writers.
+version, `i` the same by node · `w` pending writes by owner, `l` large ones by name · `t` steps that take something from
+a set, `v` markers' steps by scope · `r` receipts of writers.
 
 Names are UTF-8. A bucket's name holds no slash and neither it nor a key a NUL, so no two names meet and rows sort as S3
 lists them. Nothing but `n` hangs on a lease: an expiry would delete what is owed.
 """
 
 import hashlib
+import struct
 
 from tiergate.checkpoints.markers import scope_of
 from tiergate.errors import invariant
 from tiergate.etcd.values import Range, prefix_end
-from tiergate.model import ObjectName, OriginUpload, Step
+from tiergate.model import Holder, ObjectName, OriginUpload, Pending, Step
 
 LAYOUT = b"1"
+
+_EPOCH_LENGTH = _AGE_LENGTH = 16
 
 
 class Keys:
@@ -28,6 +32,10 @@ class Keys:
     def table(self, table: str) -> bytes:
         """What all keys of a table start with."""
         return self._prefix + table.encode() + b"/"
+
+    def table_of(self, key: bytes) -> bytes:
+        """What all keys of the table of this one start with."""
+        return key[: key.index(b"/", len(self._prefix)) + 1]
 
     def all(self, table: str) -> Range:
         """All rows of a table."""
@@ -54,6 +62,11 @@ class Keys:
             start = max(start, base + after.encode() + b"\0")
         return Range(start, end) if start < end else None
 
+    def below(self, table: str, bucket: str, scope: str) -> Range:
+        """Rows of a table by name: those in a scope and below."""
+        start = self.table(table) + f"{bucket}/{scope}".encode()
+        return Range(start, prefix_end(start))
+
     def marker(self, name: ObjectName) -> bytes:
         scope = scope_of(name.key)
         return self.markers(name.bucket, scope).key + name.key[len(scope) :].encode()
@@ -73,8 +86,7 @@ class Keys:
 
     def clean_name(self, key: bytes) -> ObjectName:
         """The object that stands at a key of `clean`."""
-        bucket, _, rest = key[len(self.table("c")) + 17 :].decode().partition("/")
-        return ObjectName(bucket, rest)
+        return _name(key[len(self.table("c")) + 17 :].decode())
 
     def orphan(self, name: ObjectName, upload: OriginUpload) -> bytes:
         # Uploads whose ids never became known differ in their start only.
@@ -119,12 +131,77 @@ class Keys:
         uid, _, node = key[len(self.all_holders(name).key) :].decode().partition("\0")
         return uid, node
 
-    def step(self, step: Step) -> bytes:
-        return self.steps(step.name.bucket).key + step.uid.encode()
+    # -- by node
+    def held(self, node: str, name: ObjectName, uid: str) -> bytes:
+        return self.held_by(node).key + _text(name) + f"\0{uid}".encode()
 
-    def steps(self, bucket: str) -> Range:
-        """The steps under way in a bucket."""
-        start = self.table("s") + bucket.encode() + b"/"
+    def held_by(self, node: str) -> Range:
+        """What a node said to hold."""
+        start = self.table("i") + f"{node}\0".encode()
+        return Range(start, prefix_end(start))
+
+    def held_version(self, node: str, key: bytes) -> tuple[ObjectName, str]:
+        """The name and the uid of a key of `held_by`."""
+        text, _, uid = key[len(self.held_by(node).key) :].decode().partition("\0")
+        return _name(text), uid
+
+    def owed(self, write: Pending) -> bytes:
+        """Where a pending write stands among those of its owner: the oldest first, what is set aside last."""
+        # A float that is not negative sorts as its bytes do.
+        age = struct.pack(">d", max(0.0, write.committed_s)).hex()
+        start = self.owed_as(write.owner).key
+        return start + f"{'1' if write.quarantined else '0'}{age}/".encode() + _text(write.name)
+
+    def owed_by(self, node: str) -> Range:
+        """What a node owes, in whatever epoch; the empty name for nobody."""
+        start = self.table("w") + f"{node}\0".encode()
+        return Range(start, prefix_end(start))
+
+    def owed_as(self, owner: Holder | None) -> Range:
+        """What a node owes in one epoch."""
+        node, epoch = (owner.node, owner.epoch) if owner else ("", 0)
+        start = self.owed_by(node).key + f"{epoch:0{_EPOCH_LENGTH}x}".encode()
+        return Range(start, prefix_end(start))
+
+    def owner(self, key: bytes) -> str:
+        """The node of a key of `owed`."""
+        return key[len(self.table("w")) :].partition(b"\0")[0].decode()
+
+    def owed_parts(self, key: bytes) -> tuple[ObjectName, float | None]:
+        """The name of a key of `owed`, and when that was committed if it is not set aside."""
+        rest = key[len(self.table("w")) :].partition(b"\0")[2][_EPOCH_LENGTH:].decode()
+        age, name = rest[1 : 1 + _AGE_LENGTH], _name(rest[2 + _AGE_LENGTH :])
+        committed_s: float = struct.unpack(">d", bytes.fromhex(age))[0]
+        return name, None if rest[0] == "1" else committed_s
+
+    def large(self, name: ObjectName) -> bytes:
+        """Where a large write that others may wait for stands."""
+        return self._named("l", name)
+
+    def large_name(self, key: bytes) -> ObjectName:
+        """The object that stands at a key of `large`."""
+        return _name(key[len(self.table("l")) :].decode())
+
+    # -- steps
+    def step(self, step: Step) -> bytes:
+        return self.steps(step.name).key + step.uid.encode()
+
+    def steps(self, name: ObjectName) -> Range:
+        """The steps of one key."""
+        start = self._named("s", name) + b"\0"
+        return Range(start, prefix_end(start))
+
+    def taking(self, step: Step) -> bytes:
+        """Where a step that takes something from the sets around it stands."""
+        return self._named("t", step.name) + f"\0{step.uid}".encode()
+
+    def speaking(self, step: Step) -> bytes:
+        """Where a marker's step stands."""
+        return self.speaking_for(step.name.bucket, scope_of(step.name.key)).key + step.uid.encode()
+
+    def speaking_for(self, bucket: str, scope: str) -> Range:
+        """The steps of the markers right in a scope."""
+        start = self.table("v") + f"{bucket}/{scope}\0".encode()
         return Range(start, prefix_end(start))
 
     def receipt(self, writer: str) -> bytes:
@@ -132,6 +209,11 @@ class Keys:
 
     def _named(self, table: str, name: ObjectName) -> bytes:
         return self.table(table) + _text(name)
+
+
+def _name(text: str) -> ObjectName:
+    bucket, _, key = text.partition("/")
+    return ObjectName(bucket, key)
 
 
 def _text(name: ObjectName) -> bytes:

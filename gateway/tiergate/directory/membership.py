@@ -11,11 +11,18 @@ from dataclasses import dataclass
 from tiergate.clock import Clock
 from tiergate.directory.codec import pack, unpack
 from tiergate.directory.keys import Keys
-from tiergate.errors import CompactedError, ConfigError, DirectoryUnavailableError, FencedError, invariant
+from tiergate.errors import (
+    CompactedError,
+    ConfigError,
+    DirectoryUnavailableError,
+    FencedError,
+    MembershipOverError,
+    invariant,
+)
 from tiergate.etcd.client import TRY_S, EtcdClient
 from tiergate.etcd.values import Field, Guard, KeyValue, Put, Range, Txn
 from tiergate.etcd.watch import Watch
-from tiergate.model import About, Live, Node
+from tiergate.model import About, Holder, Live, Node
 from tiergate.observe.logs import get_logger
 
 LEASE_S = 5
@@ -49,24 +56,29 @@ class Epoch:
     """One membership as all processes of a node guard by it. `deadline_s`: until when it stands, by the monotonic clock
     that they share. Implements `tiergate.directory.committer.Standing`."""
 
-    key: bytes
-    number: int
+    holder: Holder
     deadline_s: Callable[[], float]
     clock: Clock
+
+    @property
+    def number(self) -> int:
+        """The epoch itself."""
+        return self.holder.epoch
 
     def stands(self) -> bool:
         """Whether this node may still act as a member."""
         return self.clock.monotonic_s() < self.deadline_s()
 
-    def guard(self) -> Guard:
-        """What must hold in the store.
+    @property
+    def me(self) -> Holder:
+        """The node in this epoch.
 
         Raises:
-            FencedError: the membership is over, or nobody renewed it in time.
+            MembershipOverError: it is over, or nobody renewed it in time.
         """
         if not self.stands():
-            raise FencedError("this node's lease was not renewed in time", epoch=self.number)
-        return Guard(self.key, Field.CREATED, self.number)
+            raise MembershipOverError("this node's lease was not renewed in time", epoch=self.number)
+        return self.holder
 
 
 class Membership:
@@ -95,7 +107,7 @@ class Membership:
     @property
     def epoch(self) -> Epoch:
         """The membership joined last."""
-        return Epoch(self._key, self._ticket.epoch, self.deadline_s, self._clock)
+        return Epoch(Holder(self.name, self._ticket.epoch), self.deadline_s, self._clock)
 
     async def join(self, ticket: Ticket | None = None) -> Epoch:
         """Become a member: of the epoch of `ticket` if its lease and registration still stand, else of a new one.
@@ -133,8 +145,12 @@ class Membership:
         lease_id = await self._client.grant(self._lease_s)
         absent = Guard(self._key, Field.CREATED, 0)
         txn = Txn((absent,), (Put(self._key, pack(self._about), lease_id),), (Range(self._key),))
-        # A repetition fails if the first try happened; then the row hangs on this lease.
-        outcome = await self._client.repeat(lambda: self._client.txn(txn))
+        try:
+            # A repetition fails if the first try happened; then the row hangs on this lease.
+            outcome = await self._client.repeat(lambda: self._client.txn(txn))
+        except FencedError:
+            # It took longer than the lease lasts.
+            return False
         epoch = outcome.revision
         if not outcome.succeeded:
             rows = outcome.found(0)
@@ -158,7 +174,7 @@ class Membership:
         """Renew the lease until cancelled.
 
         Raises:
-            FencedError: the membership is over; whatever rests on it must stop.
+            MembershipOverError: it is over; whatever rests on it must stop.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -180,7 +196,7 @@ class Membership:
                 pause_s = self._client.rng.uniform(0.0, TRY_S / RENEWALS_COUNT)
                 continue
             if ttl_s <= 0:
-                raise FencedError("this node's lease is gone", node=self.name, epoch=self._ticket.epoch)
+                raise MembershipOverError("this node's lease is gone", node=self.name, epoch=self._ticket.epoch)
             self._deadline_s = sent_s + ttl_s - MARGIN_S
             pause_s = self._lease_s / RENEWALS_COUNT
 
@@ -200,20 +216,24 @@ class Membership:
 
     def _see(self, row: KeyValue | None) -> None:
         if row is None or row.create_revision != self._ticket.epoch:
-            raise FencedError("this node's registration is gone", node=self.name, epoch=self._ticket.epoch)
+            raise MembershipOverError("this node's registration is gone", node=self.name, epoch=self._ticket.epoch)
 
     async def announce(self, about: About) -> None:
         """Tell others something new of this node.
 
         Raises:
-            FencedError: the membership is over.
+            MembershipOverError: the membership is over.
         """
         self._about = about
         guard = Guard(self._key, Field.CREATED, self._ticket.epoch)
         txn = Txn((guard,), (Put(self._key, pack(about), self._ticket.lease_id),))
-        # It says the same however often it is said.
-        if not (await self._client.repeat(lambda: self._client.txn(txn))).succeeded:
-            raise FencedError("this node's registration is gone", node=self.name, epoch=self._ticket.epoch)
+        try:
+            # It says the same however often it is said.
+            is_done = (await self._client.repeat(lambda: self._client.txn(txn))).succeeded
+        except FencedError:
+            is_done = False
+        if not is_done:
+            raise MembershipOverError("this node's registration is gone", node=self.name, epoch=self._ticket.epoch)
 
     async def leave(self) -> None:
         """End the membership at once."""

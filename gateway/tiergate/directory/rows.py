@@ -67,6 +67,8 @@ class Tables:
 class LmdbRows:
     """Implements `tiergate.directory.view.Rows` over the tables of one LMDB transaction; see there."""
 
+    me = None
+
     def __init__(self, txn: lmdb.Transaction, tables: Tables) -> None:
         self._txn = txn
         self._tables = tables.by_name
@@ -250,8 +252,8 @@ class LmdbRows:
         self._delete("orphans", _orphan_key(name, upload))
 
     # -- steps under way
-    def steps(self, bucket: str) -> list[Step]:
-        return [step for step in self.all_steps() if step.name.bucket == bucket]
+    def steps_near(self, step: Step) -> list[Step]:
+        return self.all_steps()
 
     def all_steps(self) -> list[Step]:
         """The steps that stand."""

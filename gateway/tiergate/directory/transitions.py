@@ -57,6 +57,7 @@ def put(rows: Rows, name: ObjectName, version: Version, intent: Intent) -> Commi
             conditional=intent.conditional,
             leftovers=leftovers_of(before),
             withdrawn=before.withdrawn if before else False,
+            owner=rows.me,
         )
     )
     disturb(rows, name, old, intent)
@@ -103,6 +104,7 @@ def delete(rows: Rows, name: ObjectName, uid: str, intent: Intent) -> Committed 
                 base=base,
                 conditional=intent.conditional,
                 leftovers=leftovers_of(before),
+                owner=rows.me,
             )
         )
     disturb(rows, name, old, intent, deleting=True)
@@ -155,14 +157,25 @@ def disturb(rows: Rows, name: ObjectName, old: Record | None, intent: Intent, *,
 
 
 def owned(rows: Rows, name: ObjectName, uid: str) -> Pending:
-    """The pending write, if it still is `uid`.
+    """The pending write, if it still is `uid` and ours.
 
     Raises:
-        FencedError: it was superseded or finished.
+        FencedError: it was superseded or finished, or another node owns it now.
     """
     write = rows.pending(name)
     if write is None or write.uid != uid:
         raise FencedError("superseded", bucket=name.bucket, key=name.key)
+    return ours(rows, write)
+
+
+def ours(rows: Rows, write: Pending) -> Pending:
+    """The write, if whoever makes the change owns it.
+
+    Raises:
+        FencedError: another node does.
+    """
+    if write.owner != rows.me:
+        raise FencedError("another node owns it", bucket=write.name.bucket, key=write.name.key, owner=write.owner)
     return write
 
 
@@ -178,9 +191,11 @@ def persisted(rows: Rows, name: ObjectName, uid: str, origin_etag: str, now_s: f
     if write is None:
         return None
     if write.uid != uid:
-        base = origin_etag or NO_BASE
-        rows.put_pending(replace(write, base=base, begun=False))
+        # Another node's may have begun since; it asks the origin.
+        if write.owner == rows.me:
+            rows.put_pending(replace(write, base=origin_etag or NO_BASE, begun=False))
         return None
+    ours(rows, write)
     # An upload that is still noted did not make the version: a dead process's did, while this one was begun.
     orphan_uploads(rows, name)
     rows.drop_pending(name)
@@ -223,6 +238,7 @@ def withdraw(rows: Rows, name: ObjectName, uid: str, now_s: float) -> Pending | 
             base=record.origin_etag,
             disturbed_s=now_s,
             withdrawn=True,
+            owner=rows.me,
         ),
     )
 
@@ -287,13 +303,13 @@ def change_owned(rows: Rows, name: ObjectName, uid: str, changed: Callable[[Pend
     """Change the pending write.
 
     Raises:
-        FencedError: it no longer is `uid`.
+        FencedError: it no longer is `uid`, or another node's.
     """
     return change(rows, changed(owned(rows, name, uid)))
 
 
-def change_if_owned(rows: Rows, name: ObjectName, uid: str, changed: Callable[[Pending], Pending]) -> None:
-    """Change the pending write if it still is `uid`."""
+def change_if_pending(rows: Rows, name: ObjectName, uid: str, changed: Callable[[Pending], Pending]) -> None:
+    """Change the pending write if it still is `uid`, whoever owns it."""
     write = rows.pending(name)
     if write is not None and write.uid == uid:
         rows.put_pending(changed(write))
@@ -311,8 +327,9 @@ def drop_leftovers(rows: Rows, name: ObjectName, dropped: Sequence[OriginUpload]
 
 def begin_step(rows: Rows, step: Step) -> bool:
     """Announce a step, unless another stands that it must not overlap with."""
-    others = [other for other in rows.steps(step.name.bucket) if other.uid != step.uid]
-    if any((step.through or other.through) and collide(step, other) for other in others):
-        return False
+    for other in rows.steps_near(step):
+        apart = step.through or other.through or step.holder != other.holder
+        if apart and other.uid != step.uid and collide(step, other):
+            return False
     rows.put_step(step)
     return True

@@ -8,11 +8,16 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from tiergate.directory.base import Finished
-from tiergate.model import ObjectName, OriginUpload, Part, Pending, Record, Step, Upload
+from tiergate.model import Holder, ObjectName, OriginUpload, Part, Pending, Record, Step, Upload
 
 
 class Rows(Protocol):
     """One transaction's view. What it changed it sees."""
+
+    @property
+    def me(self) -> Holder | None:
+        """Who makes the change, and owns what it commits: a member of a cluster, None for a node alone."""
+        ...
 
     def next_revision(self) -> int:
         """The revision of this transaction's changes: greater than any before. Some stores tell it only after the
@@ -72,8 +77,9 @@ class Rows(Protocol):
         ...
 
     # -- steps under way
-    def steps(self, bucket: str) -> list[Step]:
-        """The steps in a bucket that stand."""
+    def steps_near(self, step: Step) -> list[Step]:
+        """The steps that stand, at least all that collide with `step`. That no more of those begin meanwhile is part of
+        what the transaction rests on."""
         ...
 
     def put_step(self, step: Step) -> None:
