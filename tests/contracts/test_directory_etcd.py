@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from tests.directoryrows import check_rows
 
 from tiergate.clock import SystemClock
 from tiergate.directory.base import Committed, Directory
@@ -15,7 +16,7 @@ from tiergate.directory.keys import Keys
 from tiergate.errors import DirectoryUnavailableError, MemoryFullError, NotFoundError, OutcomeUnknownError
 from tiergate.etcd.client import Access, EtcdClient
 from tiergate.etcd.values import Field, Guard, Outcome, Put, Range, Txn
-from tiergate.model import Body, OriginUpload, Part, Role, Step, Version, new_uid
+from tiergate.model import Body, Bucket, OriginUpload, Part, Role, Step, Version, new_uid
 from tiergate.testing.directory_contract import (
     MARKER,
     SHARD,
@@ -44,6 +45,7 @@ def keys() -> Keys:
 async def clustered(client: EtcdClient, keys: Keys) -> AsyncIterator[ClusteredDirectory]:
     directory = ClusteredDirectory(client, keys)
     yield directory
+    await check_rows(client, keys)
     await directory.close()
 
 
@@ -126,14 +128,15 @@ async def test_group_with_a_lost_answer_tells_each_apart(
     lossy: Lossy, through_lossy: ClusteredDirectory, clustered: ClusteredDirectory, keys: Keys
 ) -> None:
     """Of two changes in one transaction, one had a rival that was faster."""
-    guards = [Guard(keys.record(object_name(key)), Field.MODIFIED, 0) for key in "ab"]
+    guards = [Guard(keys.bucket(name), Field.MODIFIED, 0) for name in "ab"]
     changes = [Change((guard,), (Put(guard.key, b"x"),)) for guard in guards]
-    await put(clustered, object_name("b"), "rival")
+    rival = Bucket("b", "eu-west-1", False, 1.0)
+    await clustered.put_bucket(rival)
     lossy.lose_after = 1
     done, lost = await asyncio.gather(*(through_lossy._committer.commit(change) for change in changes))
     assert lost is None
     assert done == (await lossy.read(Range(guards[0].key))).found(0)[0].mod_revision
-    assert (await record_of(clustered, object_name("b"))).version == make_version("rival")
+    assert await clustered.get_bucket("b") == rival
 
 
 async def test_given_up_commit_cannot_happen_after_the_next_one(

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import pytest
+from tests.directoryrows import check_rows
 
 from tiergate.clock import SystemClock
 from tiergate.directory.base import Committed, Directory, Intent, Seen
 from tiergate.directory.clustered import ClusteredDirectory
-from tiergate.directory.clusterrows import Stored, record_of, value_of
-from tiergate.directory.codec import unpack
 from tiergate.directory.embedded import EmbeddedDirectory
 from tiergate.directory.keys import Keys
 from tiergate.errors import ConflictError, FencedError, NotFoundError
@@ -143,7 +142,8 @@ def any_call(rng: random.Random, count: int, name: ObjectName, started: list[str
         there = await directory.get(known.name) if known else seen
         return await directory.finish_upload(up, make_version(uid), [(1, "e")], intent(there))
 
-    step = Step(name, f"t{rng.randrange(5)}{name.bucket}", "worker", role, guarded, conditional)
+    uid_of_step = f"t{rng.randrange(2)}{name.bucket}{name.key}"
+    step = Step(name, uid_of_step, rng.choice(["worker", "background"]), role, guarded, conditional)
 
     async def end_step(directory: Directory, seen: Seen) -> None:
         for each in sorted(await directory.steps(), key=lambda each: each.uid)[:1]:
@@ -241,36 +241,6 @@ async def call_some(directory: ClusteredDirectory, rng: random.Random, names: li
         name = rng.choice(names)
         call = any_call(rng, rng.randrange(1 << 30), name, started)
         await attempt(call(cast(Directory, directory), await directory.get(name)))
-
-
-async def check_rows(client: EtcdClient, keys: Keys) -> None:
-    """Every row that is derived from another is there, and no other is."""
-    tables = "oqckmup"
-    outcome = await client.read(*(keys.all(table) for table in tables))
-    found = {table: {row.key: row for row in outcome.found(index)} for index, table in enumerate(tables)}
-    clean: dict[bytes, bytes] = {}
-    markers: set[bytes] = set()
-    owed: dict[bytes, tuple[str, Kind]] = {}
-    for row in found["o"].values():
-        stored = unpack(Stored, row.value)
-        record = record_of(row)
-        if record.role is Role.MARKER:
-            markers.add(keys.marker(record.name))
-        if record.state is State.CLEAN:
-            assert record.version is not None
-            key = keys.clean(record.name, stored.age, marker=record.role is Role.MARKER)
-            clean[key] = record.version.uid.encode()
-        else:
-            kind = Kind.DELETE if record.state is State.TOMBSTONE else Kind.PUT
-            owed[keys.pending(record.name)] = (record.version.uid if record.version else "", kind)
-    assert {row.key: row.value for row in (*found["c"].values(), *found["k"].values())} == clean
-    assert set(found["m"]) == markers
-    writes = {key: value_of(Pending, row) for key, row in found["q"].items()}
-    assert {key: write.kind for key, write in writes.items()} == {key: kind for key, (_, kind) in owed.items()}
-    assert all(owed[key][0] == write.uid for key, write in writes.items() if write.kind is Kind.PUT)
-    uploads = {value_of(Upload, row).upload_id for row in found["u"].values()}
-    parts = {key[len(keys.table("p")) :].partition(b"\0")[0].decode() for key in found["p"]}
-    assert parts <= uploads
 
 
 @pytest.mark.parametrize("seed", range(8))

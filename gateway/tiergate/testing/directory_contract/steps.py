@@ -1,6 +1,7 @@
 """Steps under way: which exclude each other."""
 
 import asyncio
+from dataclasses import replace
 
 from tiergate.directory.base import Directory
 from tiergate.model import ObjectName, Role, Step
@@ -46,6 +47,16 @@ class Steps:
                 assert not await directory.begin_step(second)
                 await directory.end_step(first)
                 assert await directory.begin_step(second)
+                await directory.end_step(second)
+
+    async def test_begin_step_of_other_holders_exclude_each_other_too(self, directory: Directory) -> None:
+        member = Step(SHARD, "m", "other", Role.LARGE, through=False, replaces=True)
+        for marker in (MARKER, RUN_MARKER):
+            for first, second in ((member, marker_put(marker, "m1")), (marker_put(marker, "m1"), member)):
+                assert await directory.begin_step(first)
+                assert not await directory.begin_step(second)
+                assert await directory.begin_step(replace(second, holder=first.holder))
+                await directory.end_step(first)
                 await directory.end_step(second)
 
     async def test_begin_step_of_one_key_exclude_each_other(self, directory: Directory) -> None:
