@@ -20,15 +20,12 @@ from tiergate.etcd.client import EtcdClient
 from tiergate.model import (
     NO_BASE,
     UNKNOWN_BASE,
-    Kind,
     ObjectName,
     OriginUpload,
     Pending,
     Record,
     Role,
-    State,
     Step,
-    Upload,
     new_uid,
 )
 from tiergate.testing.directory_contract import make_part, make_upload, make_version
