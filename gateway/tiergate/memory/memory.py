@@ -199,6 +199,11 @@ class Memory:
         row = BodyRow.unpack(value)
         return not row.receiving and row.present == body.block_count
 
+    def is_known(self, body_uid: str) -> bool:
+        """Whether there is anything of the body here, be it only somebody who is receiving it."""
+        with self._store.read() as txn:
+            return txn.get(body_uid.encode(), db=self._store.tables.bodies) is not None
+
     # -- holders
 
     def hold(self, body_uid: str, holder: str, dirty: bool) -> bool:

@@ -92,6 +92,7 @@ class Metrics:
         self._declare_memory()
         self._declare_writeback()
         self._declare_origin()
+        self._declare_replication()
         self._declare_node()
 
     @classmethod
@@ -229,6 +230,23 @@ class Metrics:
         )
         self.origin_refused_credentials = counter(
             "origin_refused_credentials", "requests", "Refusals for the node's own credentials.", "code"
+        )
+
+    def _declare_replication(self) -> None:
+        counter = self._counter
+        self.pushed_bytes = counter("replication_pushed_bytes", "bytes", "Bytes that peers took as copies.")
+        self.taken_bytes = counter("replication_taken_bytes", "bytes", "Bytes taken in as copies for peers.")
+        self.pulled_bytes = counter("replication_pulled_bytes", "bytes", "Bytes fetched from peers because one asked.")
+        self.peer_read_bytes = counter("replication_read_bytes", "bytes", "Bytes read from peers.")
+        self.peer_served_bytes = counter("replication_served_bytes", "bytes", "Bytes read by peers.")
+        self.peer_failures = counter(
+            "replication_peer_failures", "requests", "Requests that a peer did not do, by why.", "reason"
+        )
+        self.refused_peers = counter(
+            "replication_refused_peers", "requests", "Requests of peers refused by authentication."
+        )
+        self.dropped_notices = counter(
+            "replication_dropped_notices", "notices", "Notices that did not reach a peer; they cost memory for a while."
         )
 
     def _declare_node(self) -> None:

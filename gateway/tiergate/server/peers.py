@@ -1,0 +1,455 @@
+"""The routes for the other nodes of a cluster: take a body, give a block, pull bodies, look at what was replaced.
+
+Each does no more the second time than it did the first, so a request that comes twice harms nothing.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from tiergate.clock import Clock
+from tiergate.config import Secret
+from tiergate.directory.base import Directory
+from tiergate.errors import (
+    InvariantError,
+    MemoryFullError,
+    OverloadedError,
+    RequestError,
+    TiergateError,
+)
+from tiergate.memory.memory import Memory, Receiving
+from tiergate.model import BLOCK_CHECKSUM_BYTES, Body, Kind, Node, State
+from tiergate.observe.logs import get_logger
+from tiergate.observe.metrics import Metrics
+from tiergate.replication.auth import digest, verify
+from tiergate.replication.base import Notice
+from tiergate.replication.fetching import Fetching
+from tiergate.replication.roster import Roster
+from tiergate.replication.sums import BlockSums, sum_of
+from tiergate.replication.wire import (
+    BODIES,
+    MAX_DOCUMENT_BYTES,
+    NOTICES,
+    NOTICES_COUNT,
+    PULL,
+    PULL_BODIES_COUNT,
+    Fault,
+    Notices,
+    PeerFaultError,
+    Pull,
+    Pulled,
+    Reason,
+    Taken,
+    decode,
+    encode,
+)
+from tiergate.server.bodies import IdleWatch
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+READ_BUFFER_BYTES = 1 << 20
+"""How much of a body may wait in a connection before reading from the socket pauses."""
+
+KEEP_ALIVE_S = 75.0
+"""How long an idle connection is kept: longer than peers keep theirs, so that it is they who close it."""
+
+PUSHES_COUNT, READS_COUNT, PULLS_COUNT, DOCUMENTS_COUNT = 1024, 1024, 16, 64
+"""Requests of each kind that one process does at a time; one more is told to come later."""
+
+SEND_BYTES = 1 << 20
+COPIED_BYTES = 64 << 10
+"""aiohttp waits for the socket only after more than this; smaller pieces are copied, so that a transport never holds
+a view on memory that is no longer pinned."""
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_JSON = "application/json"
+
+STATUSES = {
+    Reason.FULL: 507,
+    Reason.REFUSED: 403,
+    Reason.BUSY: 503,
+    Reason.MISSING: 404,
+    Reason.MISMATCH: 409,
+    Reason.BROKEN: 400,
+    Reason.SILENT: 408,
+}
+
+
+class Peers:
+    """Answers the other nodes. Not reachable through the S3 port."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        directory: Directory,
+        fetching: Fetching,
+        roster: Roster,
+        clock: Clock,
+        metrics: Metrics,
+        secret: Secret | None,
+        max_body_bytes: int,
+        idle_timeout_s: float,
+    ) -> None:
+        """`secret` is that of the cluster; None where the listener speaks mutual TLS, or this machine alone reaches it.
+        A peer that sends or takes nothing of a body for `idle_timeout_s` is given up."""
+        self._memory = memory
+        self._directory = directory
+        self._fetching = fetching
+        self._roster = roster
+        self._clock = clock
+        self._metrics = metrics
+        self._secret = secret
+        self._max_body_bytes = max_body_bytes
+        self._idle_timeout_s = idle_timeout_s
+
+    def runner(self, shutdown_timeout_s: float) -> web.AppRunner:
+        """For a site that listens for peers; the caller sets it up and cleans it up, which waits for what is in
+        progress for up to `shutdown_timeout_s`."""
+        return web.AppRunner(
+            self.app(),
+            handle_signals=False,
+            shutdown_timeout=shutdown_timeout_s,
+            access_log=None,
+            auto_decompress=False,
+            handler_cancellation=True,
+            keepalive_timeout=KEEP_ALIVE_S,
+            read_bufsize=READ_BUFFER_BYTES,
+        )
+
+    def app(self) -> web.Application:
+        """The routes."""
+        app = web.Application(client_max_size=MAX_DOCUMENT_BYTES)
+        body = BODIES + "{uid}"
+        documents = asyncio.Semaphore(DOCUMENTS_COUNT)
+        app.add_routes(
+            [
+                web.put(body, self._guarded(self._put, asyncio.Semaphore(PUSHES_COUNT))),
+                web.delete(body, self._guarded(self._delete, documents)),
+                web.get(body + "/blocks/{index}", self._guarded(self._block, asyncio.Semaphore(READS_COUNT))),
+                web.post(PULL, self._guarded(self._pull, asyncio.Semaphore(PULLS_COUNT))),
+                web.post(NOTICES, self._guarded(self._notices, documents)),
+            ]
+        )
+        return app
+
+    def _guarded(
+        self, handler: Callable[[web.Request, str], Awaitable[web.StreamResponse]], slots: asyncio.Semaphore
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """The one way in and out of a route. What was signed of the body is the handler's to look at."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            try:
+                signed = self._authenticated(request)
+                if slots.locked():
+                    raise PeerFaultError(Reason.BUSY, "too many requests of this kind")
+                async with slots:
+                    answer = await handler(request, signed)
+                log.debug("done for a peer", method=request.method, target=request.raw_path, status=answer.status)
+                return answer
+            except (TiergateError, web.HTTPRequestEntityTooLarge) as error:
+                return self._refusal(request, error)
+            except (ConnectionError, TimeoutError) as error:
+                log.debug("a peer went away", error=error, method=request.method, target=request.raw_path)
+                if request.transport is not None:
+                    request.transport.abort()
+                raise ConnectionResetError("the peer went away") from error
+
+        return handle
+
+    def _authenticated(self, request: web.Request) -> str:
+        """What is signed of the body.
+
+        Raises:
+            RequestError: it is not from a node of the cluster.
+        """
+        if self._secret is None:
+            return ""
+        header = request.headers.get("Authorization", "")
+        try:
+            signable = verify(
+                self._secret, header, request.method, request.raw_path, self._roster.name, self._clock.wall_s()
+            )
+        except RequestError:
+            self._metrics.refused_peers.inc()
+            raise
+        return signable.payload
+
+    def _refusal(self, request: web.Request, error: Exception) -> web.Response:
+        reason = reason_of(error)
+        if isinstance(error, InvariantError):
+            self._metrics.broken_invariants.inc()
+            log.exception("internal error", error=error, method=request.method, target=request.raw_path)
+        else:
+            log.debug("refused a peer", error=error, reason=reason, method=request.method, target=request.raw_path)
+        status = 500 if isinstance(error, InvariantError) else STATUSES.get(reason, 500)
+        answer = web.Response(status=status, body=encode(Fault(reason, str(error))), content_type=_JSON)
+        if not request.content.is_eof():
+            answer.force_close()  # The rest of a body that nobody wants is not worth reading.
+        return answer
+
+    # -- bodies
+    async def _put(self, request: web.Request, _: str) -> web.Response:
+        """Take a body in. It is the node's from then on, dirty under its holder, until the directory says otherwise or
+        the sweep finds that it never learnt of it."""
+        uid, holder = named(request.match_info["uid"]), named(request.query.get("holder", ""))
+        size_bytes = number(request.query["size"]) if "size" in request.query else None
+        if (size_bytes or 0) > self._max_body_bytes:
+            raise PeerFaultError(Reason.FULL, "the body is larger than bodies may be here")
+        if size_bytes not in (None, request.content_length):
+            raise PeerFaultError(Reason.BROKEN, "the body is not as long as was said")
+        epoch = self._roster.me().epoch
+        receiving = self._reception(uid, holder, size_bytes)
+        if receiving is None:
+            body = await self._compare(request, uid, holder)
+        else:
+            body = await self._receive(request, receiving)
+            self._metrics.taken_bytes.inc(body.size_bytes)
+        self._memory.confirm(holder, [uid])
+        return document(Taken(body.size_bytes, body.blocks, epoch))
+
+    def _reception(self, uid: str, holder: str, size_bytes: int | None) -> Receiving | None:
+        """Room for a body; None if it is here.
+
+        Raises:
+            MemoryFullError: there is none.
+            PeerFaultError: somebody is receiving it.
+        """
+        pin = self._memory.pin(uid)
+        if pin is not None:
+            pin.release()
+            return None
+        try:
+            if size_bytes is None:
+                return self._memory.receive_unsized(uid, holder, self._max_body_bytes)
+            return self._memory.receive(uid, size_bytes, holder)
+        except InvariantError:
+            if self._memory.is_known(uid):
+                raise PeerFaultError(Reason.BUSY, "somebody is receiving the body", uid=uid) from None
+            raise
+
+    async def _receive(self, request: web.Request, receiving: Receiving) -> Body:
+        try:
+            await self._pour(request, receiving.write)
+            return receiving.seal()
+        except BaseException:
+            receiving.abort()
+            raise
+
+    async def _compare(self, request: web.Request, uid: str, holder: str) -> Body:
+        """Take a body that is here already: the answer is the same, if it is the same.
+
+        Raises:
+            PeerFaultError: it is another one, or no longer whole.
+        """
+        sums = BlockSums()
+        await self._pour(request, sums.write)
+        body = Body(uid, sums.size_bytes, sums.blocks())
+        pin = self._memory.pin(uid)
+        if pin is not None:
+            with pin:
+                is_same = pin.block(body.block_count) is None
+                for index in range(body.block_count):
+                    views = pin.block(index) if is_same else None
+                    is_same = (
+                        views is not None
+                        and sum(map(len, views)) == body.block_size_bytes(index)
+                        and sum_of(views) == body.block_checksum(index)
+                    )
+                    await asyncio.sleep(0)  # A large body takes a while; others want their turn.
+                if is_same and self._memory.hold(uid, holder, dirty=True):
+                    return body
+        raise PeerFaultError(Reason.MISMATCH, "another body of this name is here", uid=uid)
+
+    async def _pour(self, request: web.Request, write: Callable[[bytes], None]) -> None:
+        """Write what arrives.
+
+        Raises:
+            PeerFaultError: it ends early, or comes too slowly.
+        """
+        content = request.content
+        with IdleWatch(content, self._idle_timeout_s) as watch:
+            while True:
+                watch.waiting_since_s = watch.time_s()
+                try:
+                    data, _ = await content.readchunk()
+                except TimeoutError as error:
+                    raise PeerFaultError(Reason.SILENT, "the body does not come") from error
+                except (web.RequestPayloadError, ConnectionError) as error:
+                    raise PeerFaultError(Reason.BROKEN, "the body ended early") from error
+                watch.waiting_since_s = None
+                if not data and content.at_eof():
+                    return
+                write(data)
+
+    async def _delete(self, request: web.Request, _: str) -> web.Response:
+        """A holder lets go of a body that was never committed."""
+        self._memory.drop(named(request.query.get("holder", "")), [named(request.match_info["uid"])])
+        return web.Response(status=204)
+
+    async def _block(self, request: web.Request, _: str) -> web.StreamResponse:
+        uid, index = named(request.match_info["uid"]), number(request.match_info["index"][:9])
+        pin = self._memory.pin(uid)
+        if pin is None:
+            raise PeerFaultError(Reason.MISSING, "the body is not here", uid=uid)
+        with pin:
+            views = pin.block(index)
+            if views is None:
+                raise PeerFaultError(Reason.MISSING, "the block is not here", uid=uid, index=index)
+            return await self._send(request, views)
+
+    async def _send(self, request: web.Request, views: list[memoryview]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
+        response.content_length = sum(map(len, views))
+        transport = request.transport
+        if transport is None:
+            raise PeerFaultError(Reason.UNREACHABLE, "the peer is gone")
+        # With no room for waiting bytes, a write returns once the kernel has them all.
+        transport.set_write_buffer_limits(high=0)
+        try:
+            async with asyncio.timeout(self._idle_timeout_s):
+                await response.prepare(request)
+                for view in views:
+                    for start in range(0, len(view), SEND_BYTES):
+                        piece = view[start : start + SEND_BYTES]
+                        await response.write(piece if len(piece) > COPIED_BYTES else bytes(piece))
+                await response.write_eof()
+        except BaseException:
+            transport.abort()  # What it has not sent may be memory that is not pinned any more.
+            raise
+        self._metrics.peer_served_bytes.inc(response.content_length)
+        return response
+
+    # -- pulls
+    async def _pull(self, request: web.Request, signed: str) -> web.StreamResponse:
+        """Hold bodies that others have. As this may take long, a space goes out with each block."""
+        pull = await self._document(request, signed, Pull)
+        if len(pull.bodies) > PULL_BODIES_COUNT or len(pull.at) != len(pull.bodies):
+            raise PeerFaultError(Reason.BROKEN, "too many bodies, or not each with its sources")
+        uids = [named(body.uid) for body in pull.bodies if body.size_bytes]
+        for body in pull.bodies:
+            check_shape(body, self._max_body_bytes)
+        holder, epoch = named(pull.holder), self._roster.me().epoch
+        response = web.StreamResponse(headers={"Content-Type": _JSON})
+        await response.prepare(request)
+
+        async def show() -> None:
+            async with asyncio.timeout(self._idle_timeout_s):
+                await response.write(b" ")
+
+        fault = ""
+        try:
+            for body, at in zip(pull.bodies, pull.at, strict=True):
+                before = self._memory.holds_whole(body)
+                await self._fetching.hold(body, holder, self._sources(at), show)
+                self._metrics.pulled_bytes.inc(0 if before else body.size_bytes)
+            # Once more in one go: the promise to keep them begins now for all.
+            if not self._memory.hold_all(uids, holder, dirty=True):
+                fault = Reason.BUSY.value
+        except (PeerFaultError, MemoryFullError) as error:
+            fault = reason_of(error).value
+            log.debug("a pull failed", error=error, holder=holder)
+        finally:
+            self._memory.confirm(holder, uids)  # What is held is the node's, not this process'.
+        await response.write_eof(encode(Pulled(epoch, fault)))
+        return response
+
+    def _sources(self, names: tuple[str, ...]) -> list[Node]:
+        nodes = self._roster.live().nodes
+        return [nodes[name] for name in names if name in nodes and name != self._roster.name]
+
+    # -- notices
+    async def _notices(self, request: web.Request, signed: str) -> web.Response:
+        """Look at what others say was replaced or persisted, and let what nobody is owed be evicted."""
+        said = await self._document(request, signed, Notices)
+        if len(said.notices) > NOTICES_COUNT:
+            raise PeerFaultError(Reason.BROKEN, "too many notices")
+        for notice in said.notices:
+            await self._look_at(notice)
+        return web.Response(status=204)
+
+    async def _look_at(self, notice: Notice) -> None:
+        seen = await self._directory.get(notice.name)
+        record, pending = seen.record, seen.pending
+        if pending is not None and pending.kind is Kind.PUT and pending.uid == notice.uid:
+            return
+        current = record.version if record is not None and record.state is State.DIRTY else None
+        if current is not None and current.uid == notice.uid:
+            return
+        kept: set[str] = set()
+        if await self._directory.get_upload(notice.uid) is not None:
+            kept = {part.body.uid for part in await self._directory.list_parts(notice.uid)}
+        self._memory.clean(notice.uid, [uid for uid in notice.body_uids if uid not in kept])
+
+    async def _document(self, request: web.Request, signed: str, kind: type[T]) -> T:
+        try:
+            async with asyncio.timeout(self._idle_timeout_s):
+                data = await request.read()
+        except TimeoutError as error:
+            raise PeerFaultError(Reason.SILENT, "the request does not come") from error
+        except (web.RequestPayloadError, ConnectionError) as error:
+            raise PeerFaultError(Reason.BROKEN, "the request ended early") from error
+        if self._secret is not None and signed != digest(data):
+            self._metrics.refused_peers.inc()
+            raise RequestError("AccessDenied", "the request is not what was signed")
+        try:
+            return decode(data, type=kind)
+        except msgspec.DecodeError as error:
+            raise PeerFaultError(Reason.BROKEN, "the request makes no sense") from error
+
+
+def named(text: str) -> str:
+    """A name of a body or of a holder.
+
+    Raises:
+        PeerFaultError: it cannot be one.
+    """
+    if not _NAME.fullmatch(text):
+        raise PeerFaultError(Reason.BROKEN, "not a name")
+    return text
+
+
+def number(text: str) -> int:
+    """A count in a URL.
+
+    Raises:
+        PeerFaultError: it is none.
+    """
+    if not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise PeerFaultError(Reason.BROKEN, "not a number")
+    return int(text)
+
+
+def check_shape(body: Body, max_body_bytes: int) -> None:
+    """Raises:
+    PeerFaultError: there cannot be such a body.
+    """
+    if not 0 <= body.size_bytes <= max_body_bytes:
+        raise PeerFaultError(Reason.FULL, "the body is larger than bodies may be here")
+    if len(body.blocks) not in (0, body.block_count * BLOCK_CHECKSUM_BYTES):
+        raise PeerFaultError(Reason.BROKEN, "not as many checksums as blocks")
+
+
+def document(answer: Taken) -> web.Response:
+    """An answer as JSON."""
+    return web.Response(body=encode(answer), content_type=_JSON)
+
+
+def reason_of(error: Exception) -> Reason:
+    """What a peer is told of an error."""
+    match error:
+        case PeerFaultError():
+            return error.reason
+        case MemoryFullError():
+            return Reason.FULL
+        case OverloadedError():
+            return Reason.BUSY
+        case RequestError():
+            return Reason.REFUSED
+        case _:
+            return Reason.BROKEN
