@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from tiergate import config
-from tiergate.config import Address, Settings
+from tiergate.config import Address, Settings, etcd_place
 from tiergate.errors import TiergateError
 from tiergate.observe import logs
 
@@ -66,9 +66,38 @@ class Folders:
         return self.root / "lock"
 
     @property
+    def board(self) -> Path:
+        """Where a member of a cluster tells its processes of its membership (`tiergate.directory.board`)."""
+        return self.root / "board"
+
+    @property
+    def member_file(self) -> Path:
+        """Which member of which cluster this memory belongs to, as JSON; absent for a node alone."""
+        return self.root / "member.json"
+
+    @property
     def node_file(self) -> Path:
         """The running node's addresses, as JSON."""
         return self.root / "node.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Belonging:
+    """Which member of which cluster (its URL, and etcd's own id of it) a memory folder belongs to. `boot` names the
+    life of the memory; the lease and the epoch are those of the last membership, to go on with after a restart."""
+
+    cluster: str
+    node: str
+    boot: str
+    cluster_id: int = 0
+    lease_id: int = 0
+    epoch: int = 0
+
+    def fits(self, settings: Settings) -> bool:
+        """Whether the settings describe this member. Its etcd may have moved."""
+        if not settings.cluster or settings.node_name != self.node:
+            return False
+        return etcd_place(settings.cluster).prefix == etcd_place(self.cluster).prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +108,19 @@ class ChildContext:
     `listen_socket` (workers) and `admin_socket` (background) are bound and listening; the node keeps copies,
     so connections wait in their queues while a child is restarted. `wakeup_fd` is an eventfd that workers
     write and the background reads; `deaths_fd` one that counts the workers that died since it was last read,
-    for the background to clean up after them (it does so at its own start anyhow). `listen_address` and
-    `admin_address` are the real ones."""
+    for the background to clean up after them (it does so at its own start anyhow). `listen_address`,
+    `admin_address` and, in a cluster, `peer_address` are the real ones; `peer_socket` (workers of a cluster) is
+    like `listen_socket`, for peers."""
 
     settings: Settings
     role: ChildRole
     index: int
     listen_address: Address
     admin_address: Address
+    peer_address: Address | None
     listen_socket: socket.socket | None
     admin_socket: socket.socket | None
+    peer_socket: socket.socket | None
     wakeup_fd: int
     deaths_fd: int
     ready_fd: int
@@ -109,6 +141,11 @@ class ChildContext:
         """Tell the node that this process does its work now. To be called once."""
         _report(self.ready_fd, {"ready": True})
 
+    def report_drained(self) -> None:
+        """Tell the node, which is stopping, that this worker of a cluster has answered its clients. It goes on for its
+        peers until it gets a second SIGTERM."""
+        _report(self.ready_fd, {"drained": True})
+
     def wake_background(self) -> None:
         """Make the background look for work. Never blocks."""
         os.eventfd_write(self.wakeup_fd, 1)
@@ -124,7 +161,7 @@ class ChildContext:
 @dataclass(frozen=True, slots=True)
 class Handoff:
     """What the node writes into a memory file for one child; the numbers are those of inherited
-    descriptors."""
+    descriptors (-1: there is none)."""
 
     settings: Settings
     role: ChildRole
@@ -133,12 +170,20 @@ class Handoff:
     parent_pid: int
     listen_address: Address
     admin_address: Address
+    peer_address: Address | None
     socket_fd: int
+    peer_fd: int
     lock_fd: int
     wakeup_fd: int
     deaths_fd: int
     ready_fd: int
     root: Path
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """All that are inherited."""
+        every = (self.socket_fd, self.peer_fd, self.lock_fd, self.wakeup_fd, self.deaths_fd, self.ready_fd)
+        return tuple(each for each in every if each >= 0)
 
 
 def child_name(role: ChildRole, index: int) -> str:
@@ -159,8 +204,8 @@ def run_child(handoff_fd: int) -> int:
     _keep_from_children(handoff)
     settings = handoff.settings
     logs.configure(settings.log_level, settings.log_format, process=child_name(handoff.role, handoff.index))
-    if settings.secret_access_key is not None:
-        logs.mask(settings.secret_access_key)
+    for secret in settings.secrets:
+        logs.mask(secret)
     context = _context_of(handoff)
     try:
         run = cast(Callable[[ChildContext], object], importlib.import_module(handoff.entry).run)
@@ -186,20 +231,13 @@ def _die_with_parent() -> None:
 
 def _keep_from_children(handoff: Handoff) -> None:
     """What this process starts must not hold the lock or the port after its death."""
-    for descriptor in (
-        handoff.socket_fd,
-        handoff.lock_fd,
-        handoff.wakeup_fd,
-        handoff.deaths_fd,
-        handoff.ready_fd,
-    ):
+    for descriptor in handoff.descriptors:
         os.set_inheritable(descriptor, False)
 
 
 def _context_of(handoff: Handoff) -> ChildContext:
     folders = Folders(handoff.root)
-    sock = socket.socket(fileno=handoff.socket_fd)
-    sock.setblocking(False)
+    sock = _socket(handoff.socket_fd)
     is_worker = handoff.role is ChildRole.WORKER
     return ChildContext(
         settings=handoff.settings,
@@ -207,14 +245,22 @@ def _context_of(handoff: Handoff) -> ChildContext:
         index=handoff.index,
         listen_address=handoff.listen_address,
         admin_address=handoff.admin_address,
+        peer_address=handoff.peer_address,
         listen_socket=sock if is_worker else None,
         admin_socket=None if is_worker else sock,
+        peer_socket=_socket(handoff.peer_fd) if handoff.peer_fd >= 0 else None,
         wakeup_fd=handoff.wakeup_fd,
         deaths_fd=handoff.deaths_fd,
         ready_fd=handoff.ready_fd,
         sockets_fd=os.open(folders.sockets, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC),
         folders=folders,
     )
+
+
+def _socket(descriptor: int) -> socket.socket:
+    sock = socket.socket(fileno=descriptor)
+    sock.setblocking(False)
+    return sock
 
 
 def _report_failure(context: ChildContext, message: str) -> None:

@@ -13,7 +13,7 @@ import os
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -77,8 +77,8 @@ def _serve(options: argparse.Namespace, unknown: list[str]) -> int:
     loaded = _load(options, unknown)
     settings = loaded.settings
     logs.configure(settings.log_level, settings.log_format, process="node")
-    if settings.secret_access_key is not None:
-        logs.mask(settings.secret_access_key)
+    for secret in settings.secrets:
+        logs.mask(secret)
     try:
         serve(loaded, lambda running: print(running.line, flush=True))
     except FolderBusyError as error:
@@ -246,23 +246,35 @@ def _print_tables(status: Mapping[str, object]) -> None:
     from rich.text import Text
 
     console = Console()
-    single = {name: value for name, value in status.items() if not isinstance(value, dict | list)}
-    sections = {"node": single} | {name: value for name, value in status.items() if name not in single}
-    for title, section in sections.items():
+    for title, section in _sections(status):
         if not section:
             continue
         table = Table(title=title, title_justify="left", show_header=isinstance(section, list))
         if isinstance(section, list):
-            rows = [row if isinstance(row, dict) else {"": row} for row in cast("list[object]", section)]
+            rows = [row if isinstance(row, dict) else {"": row} for row in section]
             columns = list(dict.fromkeys(str(name) for row in rows for name in row))
             for column in columns:
                 table.add_column(column)
             for row in rows:
                 table.add_row(*(Text(_shown(row.get(column, ""))) for column in columns))
         else:
-            for name, value in cast("dict[str, object]", section).items():
+            for name, value in section.items():
                 table.add_row(name, Text(_shown(value)))
         console.print(table)
+
+
+def _sections(status: Mapping[str, object]) -> Iterator[tuple[str, list[object] | dict[str, object]]]:
+    """The tables of a status with their titles: what lists rows is a table of its own."""
+    yield "node", {name: value for name, value in status.items() if not isinstance(value, dict | list)}
+    for title, section in status.items():
+        if isinstance(section, list):
+            yield title, section
+        elif isinstance(section, dict):
+            values = cast("dict[str, object]", section)
+            lists = {name: cast("list[object]", value) for name, value in values.items() if isinstance(value, list)}
+            yield title, {name: value for name, value in values.items() if not lists.get(name)}
+            for name, rows in lists.items():
+                yield f"{title}: {name}", rows
 
 
 def _print_results(console: "Console", endpoint: str, results: "Sequence[Result]") -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiergate import config
-from tiergate.config import DECLARATIONS, Address, ClientAuth, EtagMode, FenceMode, Machine, Secret, Settings
+from tiergate.config import DECLARATIONS, Address, ClientAuth, EtagMode, EtcdPlace, FenceMode, Machine, Secret, Settings
 from tiergate.config.machine import _ram_bytes  # pyright: ignore[reportPrivateUsage]
 from tiergate.config.values import format_duration, format_size, parse_duration, parse_size
 from tiergate.errors import ConfigError
@@ -17,6 +17,17 @@ from tiergate.errors import ConfigError
 GIB = 1 << 30
 MACHINE = Machine(ram_bytes=64 * GIB, cores_count=9, user_id=1234)
 KEYS = {"TIERGATE_ACCESS_KEY_ID": "me", "TIERGATE_SECRET_ACCESS_KEY": "very-secret"}
+MEMBER = {
+    "TIERGATE_CLUSTER": "etcd://10.0.0.1:2379",
+    "TIERGATE_NODE_NAME": "a",
+    "TIERGATE_ADVERTISE": "127.0.0.1:7001",
+}
+PAIRS = (
+    ("etcd_user", "etcd_password"),
+    ("etcd_tls_cert", "etcd_tls_key"),
+    ("peer_tls_cert", "peer_tls_key", "peer_tls_ca"),
+)
+FILES = ("etcd_tls_ca", "etcd_tls_cert", "etcd_tls_key", "peer_tls_cert", "peer_tls_key", "peer_tls_ca")
 DOCS = Path(__file__).parents[2] / "gateway" / "docs"
 
 
@@ -105,10 +116,23 @@ def test_every_setting_comes_from_file_environment_and_flag(field: str, tmp_path
         "origin_backoff_s": "7s",
         "dirty_age_slow_s": "7s",
         "origin_checksums": "false",
-    }
+        "cluster": "etcds://10.0.0.1:2379,etcd-2:2379/team",
+        "node_name": "node-7",
+        "advertise": "127.0.0.1:7001",
+        "peer_listen": "127.0.0.1:7002",
+        "zone": "rack-3",
+        "cluster_secret": "sixteen characters",
+        "etcd_user": "me",
+        "etcd_password": "secret",
+    } | {field: str(tmp_path / "file.pem") for field in FILES}
+    (tmp_path / "file.pem").write_text("PEM")
     declaration = DECLARATIONS[field]
     text = samples.get(field) or ("9MiB" if field.endswith("_bytes") else "77")
     env = {name: value for name, value in KEYS.items() if field in ("access_key_id", "secret_access_key")}
+    if declaration.section == "Cluster":
+        env = MEMBER | {"TIERGATE_CLUSTER": "etcds://10.0.0.1:2379"}
+        pair = next((pair for pair in PAIRS if field in pair), ())
+        env |= {DECLARATIONS[other].env: samples[other] for other in pair}
     flag_text = text
     if declaration.is_secret:
         (tmp_path / "secret").write_text(f"{text}\n")
@@ -205,6 +229,19 @@ def test_overridden_fault_is_still_reported() -> None:
         ('origin = "http://h/path"', "has more than scheme, host and port"),
         ('origin = "http://h:x"', "is not a URL"),
         ('origin = "http://me:pw@h"', "the URL holds credentials"),
+        ('cluster = "http://h:1"', "is not etcd://HOST:PORT,HOST:PORT"),
+        ('cluster = "etcd://h"', '"h" is not HOST:PORT'),
+        ('cluster = "etcd://h:1,"', '"" is not a text'),
+        ('cluster = "etcd://h:0"', '"h:0" has no port'),
+        ('cluster = "etcd://h:1/a/b"', '"a/b" is not a name'),
+        ('cluster = "etcd://me:pw@h:1"', "the URL holds credentials"),
+        ('node_name = "a/b"', '"a/b" is not a name'),
+        ('node_name = "-a"', '"-a" is not a name'),
+        ('lease = "2s"', "lease: 2s is out of bounds, at least 3s is needed"),
+        ('lease = "3.5s"', '"3.5s" is not a number of whole seconds'),
+        ('cluster_secret = "short"', "cluster_secret: the value is shorter than 16 characters"),
+        ('etcd_tls_ca = "/no/such.pem"', '"/no/such.pem" cannot be read: No such file or directory'),
+        ('peer_tls_key = "relative.pem"', "is not an absolute path"),
         ('client_auth = "maybe"', 'client_auth: "maybe" is not one of keys, none, origin'),
         ("markers = [3]", "markers: 3 is not a text"),
         ('host_suffixes = ["http://x"]', "is not a domain name"),
@@ -275,6 +312,41 @@ def test_settings_that_contradict_each_other_are_a_fault(env: dict[str, str], me
     assert message in line
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"NODE_NAME": ""}, "TIERGATE_CLUSTER: needs node_name too"),
+        ({"ADVERTISE": ""}, "TIERGATE_CLUSTER: needs advertise too"),
+        ({"CLUSTER": "", "ADVERTISE": ""}, "TIERGATE_NODE_NAME: is given without cluster"),
+        ({"ADVERTISE": "0.0.0.0:7001", "CLUSTER_SECRET": "s" * 16}, "is no address that peers can reach"),
+        ({"PEER_LISTEN": "0.0.0.0:7001"}, "TIERGATE_PEER_LISTEN: 0.0.0.0:7001 is not a loopback address"),
+        ({"LISTEN": "127.0.0.1:7001"}, "127.0.0.1:7001 is the same as listen"),
+        ({"PEER_LISTEN": "127.0.0.1:9001"}, "127.0.0.1:9001 is the same as admin_listen"),
+        ({"ETCD_USER": "me"}, "TIERGATE_ETCD_USER: is given without etcd_password"),
+        ({"ETCD_PASSWORD": "pw"}, "TIERGATE_ETCD_PASSWORD: is given without etcd_user"),
+        ({"ETCD_TLS_CA": "/dev/null"}, "TIERGATE_ETCD_TLS_CA: is given, but cluster begins with etcd://"),
+        ({"PEER_TLS_CERT": "/dev/null"}, "TIERGATE_PEER_TLS_CERT: is given without peer_tls_key"),
+    ],
+)
+def test_members_settings_that_contradict_each_other_are_a_fault(changes: dict[str, str], message: str) -> None:
+    (line,) = faults(env=MEMBER | {f"TIERGATE_{name}": value for name, value in changes.items()})
+    assert message in line
+
+
+def test_address_for_peers_beyond_loopback_needs_something_to_know_them_by() -> None:
+    env = MEMBER | {"TIERGATE_ADVERTISE": "10.1.2.3:7001"}
+    (line,) = faults(env=env)
+    assert line.startswith("TIERGATE_ADVERTISE: 10.1.2.3:7001 is not a loopback address and peers need no credentials")
+    assert read(env=env | {"TIERGATE_CLUSTER_SECRET": "s" * 16}).settings.peer_listen == Address("10.1.2.3", 7001)
+    tls = {f"TIERGATE_PEER_TLS_{name}": "/dev/null" for name in ("CERT", "KEY", "CA")}
+    assert read(env=env | tls).settings.peer_tls_ca == Path("/dev/null")
+
+
+def test_cluster_url_says_where_etcd_is_and_what_its_keys_begin_with() -> None:
+    assert config.etcd_place("etcd://h:1,[::1]:2") == EtcdPlace(("h:1", "[::1]:2"), False, "/tiergate")
+    assert config.etcd_place("etcds://h:1/team") == EtcdPlace(("h:1",), True, "/team")
+
+
 def test_default_gives_way_to_a_smaller_bound_that_is_given() -> None:
     settings = read(env={"TIERGATE_DIRTY_AGE_LIMIT": "77s", "TIERGATE_ORIGIN_BACKOFF_MAX": "100ms"}).settings
     assert settings.dirty_age_slow_s == 77
@@ -303,6 +375,7 @@ def test_secret_never_shows_itself() -> None:
     assert secret.reveal() == "very-secret"
     for text in (repr(settings), str(secret), f"{secret}", repr(secret)):
         assert "very-secret" not in text
+    assert settings.secrets == (secret,)
     assert secret == Secret("very-secret")
     assert secret != Secret("another")
 

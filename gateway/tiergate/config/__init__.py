@@ -10,10 +10,12 @@ from tiergate.config.values import (
     ClientAuth,
     ConditionalWrites,
     EtagMode,
+    EtcdPlace,
     FenceMode,
     LogFormat,
     LogLevel,
     Secret,
+    etcd_place,
     format_size,
 )
 
@@ -24,6 +26,7 @@ __all__ = [
     "ConditionalWrites",
     "Declaration",
     "EtagMode",
+    "EtcdPlace",
     "FenceMode",
     "Loaded",
     "LogFormat",
@@ -33,6 +36,7 @@ __all__ = [
     "Secret",
     "Settings",
     "dump",
+    "etcd_place",
     "format_size",
     "load",
     "render_reference",

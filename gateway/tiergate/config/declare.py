@@ -37,7 +37,7 @@ class Declaration:
     @property
     def is_secret(self) -> bool:
         """Whether the value must not be shown."""
-        return self.parse is v.parse_secret
+        return self.parse in (v.parse_secret, v.parse_long_secret)
 
 
 def setting(
@@ -105,8 +105,8 @@ def _default_text(field_name: str, default: Any) -> str:
 
 def show_value(field_name: str, value: Any) -> str:
     """A value with its unit, as the documentation and faults show it."""
-    if field_name.endswith("_bytes"):
+    if value is not None and field_name.endswith(("_bytes", "_bytes_per_s")):
         return v.format_size(value)
-    if field_name.endswith("_s"):
+    if value is not None and field_name.endswith("_s"):
         return v.format_duration(value)
     return str(value)

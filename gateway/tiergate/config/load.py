@@ -192,6 +192,7 @@ def _complete(reading: _Reading, machine: Machine) -> None:
     values = reading.values
     if reading.sources["client_auth"] == "default" and values["access_key_id"]:
         values["client_auth"] = ClientAuth.KEYS
+    values["peer_listen"] = values["peer_listen"] or values["advertise"]
     for small, large in _GIVES_WAY:
         if reading.sources[small] == "default" and reading.sources[large] != "default" and values[large]:
             values[small] = min(values[small], values[large])

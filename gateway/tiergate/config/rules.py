@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from tiergate.config.settings import Settings
-from tiergate.config.values import Address, ClientAuth, format_duration
+from tiergate.config.values import Address, ClientAuth, etcd_place, format_duration
 
 Broken = tuple[tuple[str, ...], str]
 _ANY_HOST = ("0.0.0.0", "::")
@@ -16,6 +16,7 @@ def broken_rules(settings: Settings) -> Iterator[Broken]:
     yield from _credentials(settings)
     yield from _exposure(settings)
     yield from _addresses(settings)
+    yield from _cluster(settings)
     yield from _amounts(settings)
 
 
@@ -50,13 +51,54 @@ def _exposure(settings: Settings) -> Iterator[Broken]:
             )
 
 
+def _cluster(settings: Settings) -> Iterator[Broken]:
+    if not settings.cluster:
+        for field in ("node_name", "advertise", "cluster_secret"):
+            if getattr(settings, field):
+                yield (field, "cluster"), "is given without cluster"
+        return
+    for field in ("node_name", "advertise"):
+        if not getattr(settings, field):
+            yield ("cluster", field), f"needs {field} too"
+    tls = ("peer_tls_cert", "peer_tls_key", "peer_tls_ca")
+    given = [field for field in tls if getattr(settings, field)]
+    if given and len(given) < len(tls):
+        missing = next(field for field in tls if field not in given)
+        yield (given[0], *tls), f"is given without {missing}"
+    for field, address in (("advertise", settings.advertise), ("peer_listen", settings.peer_listen)):
+        if address and not address.is_loopback and not given and settings.cluster_secret is None:
+            yield (
+                (field, "advertise", "cluster_secret", *tls),
+                f"{address} is not a loopback address and peers need no credentials "
+                "(set TIERGATE_CLUSTER_SECRET, or peer_tls_cert, peer_tls_key and peer_tls_ca)",
+            )
+    if settings.advertise and settings.advertise.host in _ANY_HOST:
+        yield ("advertise",), f"{settings.advertise} is no address that peers can reach"
+    yield from _etcd(settings)
+
+
+def _etcd(settings: Settings) -> Iterator[Broken]:
+    for one, other in (("etcd_user", "etcd_password"), ("etcd_tls_cert", "etcd_tls_key")):
+        for field, missing in ((one, other), (other, one)):
+            if getattr(settings, field) and not getattr(settings, missing):
+                yield (field, missing), f"is given without {missing}"
+    for field in ("etcd_tls_ca", "etcd_tls_cert"):
+        if getattr(settings, field) and not etcd_place(settings.cluster).tls:
+            yield (field, "cluster"), "is given, but cluster begins with etcd:// (write etcds://)"
+
+
 def _addresses(settings: Settings) -> Iterator[Broken]:
-    if settings.listen == settings.admin_listen and settings.listen.port:
-        yield ("admin_listen", "listen"), f"{settings.admin_listen} is the same as listen"
+    own = [("listen", settings.listen), ("admin_listen", settings.admin_listen)]
+    if settings.peer_listen:
+        own.append(("peer_listen", settings.peer_listen))
+    for index, (field, address) in enumerate(own):
+        for other, taken in own[:index]:
+            if address == taken and address.port:
+                yield (field, other), f"{address} is the same as {other}"
     if settings.origin:
         parts = urlsplit(settings.origin)
         origin = Address(parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme])
-        for field, address in (("listen", settings.listen), ("admin_listen", settings.admin_listen)):
+        for field, address in own:
             reached = address.is_loopback or address.host in _ANY_HOST
             if origin == address or (origin.port == address.port and origin.is_loopback and reached):
                 yield ("origin", field), f"{settings.origin} is this node itself ({field} is {address})"

@@ -59,6 +59,8 @@ def _private_folder(machine: Machine) -> Path:
 _SERVE, _CLUSTER, _WHO, _MEMORY, _ORIGIN = "Serving", "Cluster", "Clients", "Memory", "Origin"
 _BACK, _READ, _LIMIT, _LOG = "Write-back", "Reading", "Limits", "Logging"
 
+_PEER_TLS = "for peers, who then recognize each other by certificates (all three files or none)."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -95,6 +97,38 @@ class Settings:
         _SERVE, 25.0, v.parse_duration, "How long requests in flight may take to finish after SIGTERM."
     )
 
+    cluster: str = setting(
+        _CLUSTER,
+        "",
+        v.parse_cluster,
+        "The etcd that nodes meet at: etcd://HOST:PORT,HOST:PORT (etcds:// for TLS), and /NAME after it where several "
+        "clusters share one. Absent: this node is alone.",
+    )
+    node_name: str = setting(
+        _CLUSTER,
+        "",
+        v.parse_name,
+        "This node's name, its own in the cluster and the same after a restart.",
+    )
+    advertise: Address | None = setting(
+        _CLUSTER,
+        None,
+        v.parse_address,
+        "HOST:PORT at which peers reach this node. Port 0: the one that peer_listen got.",
+    )
+    peer_listen: Address | None = setting(
+        _CLUSTER,
+        None,
+        v.parse_address,
+        "HOST:PORT that speaks to peers.",
+        computed="what advertise says",
+    )
+    zone: str = setting(
+        _CLUSTER,
+        "",
+        v.parse_name,
+        "What fails together with this node (a rack, an availability zone): copies go to other zones first.",
+    )
     replicas_count: int | None = setting(
         _CLUSTER,
         None,
@@ -102,6 +136,57 @@ class Settings:
         "On how many nodes a write is before it is acknowledged, this one included. Absent: 2 where there is a peer.",
         low=1,
         high=LARGEST_COPIES_COUNT,
+    )
+    lease_s: float = setting(
+        _CLUSTER,
+        5.0,
+        v.parse_seconds,
+        "After so long a silence a node is gone for the others. Whole seconds.",
+        low=3,
+        high=600,
+    )
+    cluster_secret: Secret | None = setting(
+        _CLUSTER,
+        None,
+        v.parse_long_secret,
+        "What peers know each other by, the same on all nodes. As a flag only in the form @FILE.",
+    )
+    peer_tls_cert: Path | None = setting(_CLUSTER, None, v.parse_file, f"PEM file: this node's certificate {_PEER_TLS}")
+    peer_tls_key: Path | None = setting(_CLUSTER, None, v.parse_file, f"PEM file: its key {_PEER_TLS}")
+    peer_tls_ca: Path | None = setting(_CLUSTER, None, v.parse_file, f"PEM file: who signs certificates {_PEER_TLS}")
+    etcd_user: str = setting(_CLUSTER, "", v.parse_text, "The user that etcd knows us as.")
+    etcd_password: Secret | None = setting(
+        _CLUSTER, None, v.parse_secret, "Its password. As a flag only in the form @FILE."
+    )
+    etcd_tls_ca: Path | None = setting(
+        _CLUSTER, None, v.parse_file, "PEM file: who signs etcd's certificates. Absent: whom the system trusts."
+    )
+    etcd_tls_cert: Path | None = setting(_CLUSTER, None, v.parse_file, "PEM file: our certificate for etcd.")
+    etcd_tls_key: Path | None = setting(_CLUSTER, None, v.parse_file, "PEM file: its key.")
+    directory_patience_s: float = setting(
+        _CLUSTER, 10.0, v.parse_duration, "How long a request waits for etcd to answer before it ends in 503.", low=1
+    )
+    peer_timeout_s: float = setting(
+        _CLUSTER, 5.0, v.parse_duration, "How long a peer may be silent before another is taken.", low=0.1
+    )
+    restart_grace_s: float = setting(
+        _CLUSTER,
+        60.0,
+        v.parse_duration,
+        "How long an un-persisted object without a living copy waits for its node to come back with its memory.",
+    )
+    repair_bytes_per_s: int = setting(
+        _CLUSTER,
+        256 * MIB,
+        v.parse_size,
+        "How much this node copies in a second, in bytes, to replace copies that were lost. 0: no bound.",
+        name="repair_rate",
+    )
+    drain_s: float = setting(
+        _CLUSTER,
+        20.0,
+        v.parse_duration,
+        "How long SIGTERM may take to bring what this node owes to the origin or to peers. 0: do not.",
     )
 
     access_key_id: str = setting(_WHO, "", v.parse_text, "The access key id that clients sign with.")
@@ -309,6 +394,12 @@ class Settings:
         v.choice_of(LogFormat),
         "Log records on stderr as `text` (key=value) or `json` (one object a line).",
     )
+
+    @property
+    def secrets(self) -> tuple[Secret, ...]:
+        """All that no log may show."""
+        values = (getattr(self, field) for field in DECLARATIONS)
+        return tuple(value for value in values if isinstance(value, Secret))
 
     def prefix_for(self, bucket: str, key: str) -> PrefixSettings:
         """What holds for a key: the longest matching prefix, else what is set for the node."""

@@ -163,6 +163,14 @@ def format_duration(duration_s: float) -> str:
     return f"{duration_s * 1000:g}ms" if 0 < duration_s < 1 else f"{duration_s:g}s"
 
 
+def parse_seconds(value: object) -> float:
+    """A duration of whole seconds."""
+    duration_s = parse_duration(value)
+    if not duration_s.is_integer():
+        raise ValueError(f"{show(value)} is not a number of whole seconds")
+    return duration_s
+
+
 def parse_count(value: object) -> int:
     """A whole number that is not negative."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
@@ -184,6 +192,14 @@ def parse_secret(value: object) -> Secret:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("the value is not a text")
     return Secret(value.strip())
+
+
+def parse_long_secret(value: object) -> Secret:
+    """A secret that nobody guesses; the fault does not show the value."""
+    secret = parse_secret(value)
+    if len(secret.reveal()) < SHORTEST_SECRET:
+        raise ValueError(f"the value is shorter than {SHORTEST_SECRET} characters")
+    return secret
 
 
 def parse_flag(value: object) -> bool:
@@ -212,6 +228,9 @@ def parse_markers(value: object) -> tuple[str, ...]:
     return patterns
 
 
+ETCD_SCHEMES = ("etcd", "etcds")
+SHORTEST_SECRET = 16
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})*\.?", re.ASCII)
 
 
@@ -261,6 +280,57 @@ def parse_origin(value: object) -> str:
     if parts.path not in ("", "/") or parts.query or parts.fragment:
         raise ValueError(f"{show(value)} has more than scheme, host and port")
     return f"{parts.scheme}://{parts.netloc}"
+
+
+def parse_cluster(value: object) -> str:
+    """Where the members of an etcd cluster are, and under which name we meet there; see `etcd_place`."""
+    text = parse_text(value).removesuffix("/")
+    scheme, found, rest = text.partition("://")
+    if not found or scheme not in ETCD_SCHEMES:
+        raise ValueError(f"{show(value)} is not etcd://HOST:PORT,HOST:PORT (or etcds://, with TLS)")
+    members, slash, name = rest.partition("/")
+    if slash:
+        parse_name(name)
+    if "@" in members:
+        raise ValueError("the URL holds credentials (they are etcd_user and etcd_password)")
+    for member in members.split(","):
+        if parse_address(member).port == 0:
+            raise ValueError(f"{show(member)} has no port")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdPlace:
+    """What a cluster's URL says: its members' host:port, whether they speak TLS, and the prefix of all keys."""
+
+    endpoints: tuple[str, ...]
+    tls: bool
+    prefix: str
+
+
+def etcd_place(url: str) -> EtcdPlace:
+    """Take apart what `parse_cluster` took."""
+    scheme, _, rest = url.partition("://")
+    members, _, name = rest.partition("/")
+    return EtcdPlace(tuple(members.split(",")), scheme == "etcds", f"/{name or 'tiergate'}")
+
+
+def parse_name(value: object) -> str:
+    """A name that stands in keys of the directory and in requests of peers."""
+    name = parse_text(value)
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{show(value)} is not a name (up to 63 letters, digits, and . _ - within)")
+    return name
+
+
+def parse_file(value: object) -> Path:
+    """The absolute path of a file that can be read."""
+    path = parse_folder(value)
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise ValueError(f"{show(value)} cannot be read: {error.strerror}") from error
+    return path
 
 
 def parse_folder(value: object) -> Path:

@@ -84,7 +84,17 @@ class Epoch:
 class Membership:
     """A node's own. `join`, then `run` for as long as it lasts; one that is over can be joined anew."""
 
-    def __init__(self, client: EtcdClient, keys: Keys, name: str, about: About, *, lease_s: int = LEASE_S) -> None:
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: Keys,
+        name: str,
+        about: About,
+        *,
+        lease_s: int = LEASE_S,
+        post: Callable[["Membership"], None] = lambda _: None,
+    ) -> None:
+        """`post` is called after each change of `ticket`, `about` or `deadline_s`, before anything rests on it."""
         invariant(lease_s >= SHORTEST_LEASE_S, "a lease is too short to be kept", lease_s=lease_s)
         self.name = name
         self._client = client
@@ -94,6 +104,16 @@ class Membership:
         self._lease_s = lease_s
         self._ticket = Ticket(0, 0)
         self._deadline_s = 0.0
+        self._post = post
+
+    @property
+    def about(self) -> About:
+        """What was announced last."""
+        return self._about
+
+    def _stand(self, ticket: Ticket, deadline_s: float) -> None:
+        self._ticket, self._deadline_s = ticket, deadline_s
+        self._post(self)
 
     @property
     def ticket(self) -> Ticket:
@@ -133,7 +153,7 @@ class Membership:
         ttl_s = await self._client.repeat(lambda: self._client.keep_alive(ticket.lease_id))
         rows = (await self._client.read(Range(self._key))).found(0)
         if ttl_s > 0 and rows and (rows[0].lease_id, rows[0].create_revision) == (ticket.lease_id, ticket.epoch):
-            self._ticket, self._deadline_s = ticket, sent_s + ttl_s - MARGIN_S
+            self._stand(ticket, sent_s + ttl_s - MARGIN_S)
             await self.announce(self._about)
             return True
         # So nobody waits for what is left of it.
@@ -158,7 +178,7 @@ class Membership:
                 await self._client.revoke(lease_id)
                 return False
             epoch = rows[0].create_revision
-        self._ticket, self._deadline_s = Ticket(lease_id, epoch), sent_s + self._lease_s - MARGIN_S
+        self._stand(Ticket(lease_id, epoch), sent_s + self._lease_s - MARGIN_S)
         return True
 
     async def _await_end(self) -> None:
@@ -181,7 +201,7 @@ class Membership:
                 group.create_task(self._renew())
                 group.create_task(self._watch_itself())
         except ExceptionGroup as group_error:
-            self._deadline_s = 0.0
+            self._stand(self._ticket, 0.0)
             raise group_error.exceptions[0] from group_error
 
     async def _renew(self) -> None:
@@ -197,7 +217,7 @@ class Membership:
                 continue
             if ttl_s <= 0:
                 raise MembershipOverError("this node's lease is gone", node=self.name, epoch=self._ticket.epoch)
-            self._deadline_s = sent_s + ttl_s - MARGIN_S
+            self._stand(self._ticket, sent_s + ttl_s - MARGIN_S)
             pause_s = self._lease_s / RENEWALS_COUNT
 
     async def _watch_itself(self) -> None:
@@ -234,10 +254,11 @@ class Membership:
             is_done = False
         if not is_done:
             raise MembershipOverError("this node's registration is gone", node=self.name, epoch=self._ticket.epoch)
+        self._post(self)
 
     async def leave(self) -> None:
         """End the membership at once."""
-        self._deadline_s = 0.0
+        self._stand(self._ticket, 0.0)
         await self._client.revoke(self._ticket.lease_id)
 
 

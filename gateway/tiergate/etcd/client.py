@@ -61,6 +61,11 @@ class EtcdClient:
         self._cluster_id = 0
         self._token = ""
 
+    @property
+    def cluster_id(self) -> int:
+        """Etcd's own id of the cluster that answered first; 0 before that."""
+        return self._cluster_id
+
     async def close(self) -> None:
         """Close all channels; calls in flight end with an error."""
         for member in self._members:

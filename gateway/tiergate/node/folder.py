@@ -13,9 +13,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiergate.child import Folders
+import msgspec
+
+from tiergate.child import Belonging, Folders
 from tiergate.clock import Clock
-from tiergate.config import format_size
+from tiergate.config import Settings, format_size
+from tiergate.directory.board import Board
 from tiergate.errors import TiergateError
 
 LOCK_WAIT_S = 10.0
@@ -147,6 +150,38 @@ def clear_folder(folders: Folders) -> None:
         folders.node_file.unlink(missing_ok=True)
     except OSError as error:
         raise _start_error(folders.root, error) from error
+
+
+def check_belonging(folders: Folders, settings: Settings) -> None:
+    """What is owed to the origin is known to the directory that it was committed to: no other may be used with this
+    memory before it is owed nothing. The lock must be held.
+
+    Raises:
+        StartError: the memory belongs to a member of a cluster that these settings do not describe.
+    """
+    try:
+        belonging = msgspec.json.decode(folders.member_file.read_bytes(), type=Belonging)
+    except FileNotFoundError:
+        return
+    except (OSError, msgspec.DecodeError) as error:
+        raise StartError(f"cannot use {folders.member_file}: {error}") from error
+    if not belonging.fits(settings):
+        raise StartError(
+            f"{folders.root} holds what node {belonging.node} of {belonging.cluster} may still owe: start it as that, "
+            "or choose another memory_dir"
+        )
+
+
+def make_board(folders: Folders) -> None:
+    """An empty board for a member of a cluster.
+
+    Raises:
+        StartError: it cannot be made.
+    """
+    try:
+        Board.make(folders.board)
+    except OSError as error:
+        raise _start_error(folders.board, error) from error
 
 
 def is_on_tmpfs(path: Path) -> bool:

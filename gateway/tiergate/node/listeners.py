@@ -24,8 +24,8 @@ class Listeners:
             one.close()
 
 
-def listen(address: Address, count: int, *, loopback_only: bool) -> Listeners:
-    """Bind `count` sockets to one address. The kernel spreads connections over them.
+def listen(address: Address, count: int, *, loopback_only: bool, who: str = "clients") -> Listeners:
+    """Bind `count` sockets to one address. The kernel spreads connections over them. `who`: connects to it.
 
     Raises:
         StartError: the address cannot be bound, is in use, or does not lie on this machine alone though it
@@ -39,9 +39,7 @@ def listen(address: Address, count: int, *, loopback_only: bool) -> Listeners:
         sockets.append(_bind(family, target, shared=False))
         real = sockets[0].getsockname()
         if loopback_only and not ipaddress.ip_address(real[0].partition("%")[0]).is_loopback:
-            raise StartError(
-                f"{address} is {real[0]}, which is not a loopback address, and clients need no credentials"
-            )
+            raise StartError(f"{address} is {real[0]}, which is not a loopback address, and {who} need no credentials")
         sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sockets.extend(_bind(family, real, shared=True) for _ in range(count - 1))
         for one in sockets:

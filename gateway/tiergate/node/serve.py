@@ -1,5 +1,6 @@
 """`serve`: everything from checked settings to a running node, and back."""
 
+import importlib.util
 import json
 import os
 from collections.abc import Callable
@@ -13,9 +14,11 @@ from tiergate.node.folder import (
     LOCK_WAIT_S,
     FolderLock,
     StartError,
+    check_belonging,
     clear_folder,
     is_on_tmpfs,
     lock_folder,
+    make_board,
     prepare_folder,
     settle_limit,
 )
@@ -35,12 +38,15 @@ class Running(NamedTuple):
     admin: Address
     folders: Folders
     pid: int
+    peers: Address | None = None
+    """Where peers are answered; None for a node alone."""
 
     @property
     def line(self) -> str:
         """The one line that says so."""
+        peers = f"peers={self.peers} " if self.peers else ""
         return (
-            f"tiergate ready listen=http://{self.listen} admin=http://{self.admin} "
+            f"tiergate ready listen=http://{self.listen} admin=http://{self.admin} {peers}"
             f"memory={self.folders.root} pid={self.pid}"
         )
 
@@ -62,9 +68,11 @@ def serve(
 
     Raises:
         StartError: the memory folder or an address cannot be used (`FolderBusyError`: another node has the
-        folder). NodeFailedError: the processes do not run.
+        folder), or a package is missing. NodeFailedError: the processes do not run.
     """
     clock = clock or SystemClock()
+    if loaded.settings.cluster:
+        require_packages()
     root = loaded.settings.memory_dir
     folders = prepare_folder(root)
     lock = lock_folder(folders, clock, lock_wait_s)
@@ -73,12 +81,26 @@ def serve(
         limit_bytes = settle_limit(root, root, loaded.settings.memory_limit_bytes, is_default)
         settings = replace(loaded.settings, memory_limit_bytes=limit_bytes)
         clear_folder(folders)
+        check_belonging(folders, settings)
+        if settings.cluster:
+            make_board(folders)
         if not is_on_tmpfs(root):
             log.warning("memory_dir is not on a tmpfs, bytes may go to a disk", folder=root)
         log.info("starting", folder=root, memory_limit=format_size(limit_bytes), workers=settings.workers_count)
         _serve_locked(settings, folders, lock, on_ready, entries or Entries(), policy or RestartPolicy(), clock)
     finally:
         lock.close()
+
+
+def require_packages() -> None:
+    """What only a member of a cluster needs is there.
+
+    Raises:
+        StartError: it is not; the message says how to install it.
+    """
+    missing = [name for name in ("grpc", "aetcd") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise StartError("a cluster needs packages that are not installed: pip install 'tiergate[cluster]'")
 
 
 def _serve_locked(
@@ -95,12 +117,16 @@ def _serve_locked(
     try:
         opened.append(listen(settings.listen, settings.workers_count, loopback_only=loopback_only))
         opened.append(listen(settings.admin_listen, 1, loopback_only=loopback_only))
-        listeners, admin = opened
+        if settings.cluster and settings.peer_listen:
+            known = settings.cluster_secret is not None or settings.peer_tls_ca is not None
+            opened.append(listen(settings.peer_listen, settings.workers_count, loopback_only=not known, who="peers"))
+        listeners, admin, *rest = opened
+        peers = rest[0] if rest else None
         try:
             metrics = Metrics.open(folders.metrics / "node", split(settings).metrics_file_bytes)
         except OSError as error:
             raise StartError(f"cannot use {folders.metrics}: {error.strerror}") from error
-        running = Running(listeners.address, admin.address, folders, os.getpid())
+        running = Running(listeners.address, admin.address, folders, os.getpid(), peers.address if peers else None)
 
         def ready() -> None:
             _write_node_file(running)
@@ -112,6 +138,7 @@ def _serve_locked(
             lock,
             listeners,
             admin,
+            peers,
             clock=clock,
             metrics=metrics,
             on_ready=ready,
@@ -133,6 +160,8 @@ def _write_node_file(running: Running) -> None:
         "listen": f"http://{running.listen}",
         "admin": f"http://{running.admin}",
     }
+    if running.peers:
+        facts["peers"] = str(running.peers)
     draft = running.folders.node_file.with_suffix(".new")
     draft.write_text(json.dumps(facts))
     draft.replace(running.folders.node_file)

@@ -61,12 +61,14 @@ class RestartPolicy:
 class _Child:
     role: ChildRole
     index: int
-    socket: socket.socket
+    listener: socket.socket
+    peer_listener: socket.socket | None = None
     process: subprocess.Popen[bytes] | None = None
     pid_fd: int = -1
     ready_fd: int = -1
     said: bytes = b""
     is_ready: bool = False
+    is_drained: bool = False
     start_by_s: float = 0.0
     restart_at_s: float | None = None
     deaths: deque[float] = field(default_factory=deque)
@@ -90,6 +92,7 @@ class Supervisor:
         lock: FolderLock,
         listeners: Listeners,
         admin: Listeners,
+        peers: Listeners | None = None,
         *,
         clock: Clock,
         metrics: Metrics,
@@ -98,16 +101,20 @@ class Supervisor:
         policy: RestartPolicy,
     ) -> None:
         self._settings, self._folders, self._lock = settings, folders, lock
-        self._listeners, self._admin = listeners, admin
+        self._listeners, self._admin, self._peers = listeners, admin, peers
         self._clock, self._metrics, self._on_ready = clock, metrics, on_ready
         self._entries, self._policy = entries, policy
         self._selector = selectors.DefaultSelector()
         self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._deaths_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._children = [_Child(ChildRole.BACKGROUND, 0, admin.sockets[0])]
-        self._children += [_Child(ChildRole.WORKER, i, one) for i, one in enumerate(listeners.sockets)]
+        peer_sockets = peers.sockets if peers else [None] * len(listeners.sockets)
+        pairs = zip(listeners.sockets, peer_sockets, strict=True)
+        self._children += [_Child(ChildRole.WORKER, i, *pair) for i, pair in enumerate(pairs)]
         self._was_ready = False
         self._stop_by_s: float | None = None
+        # A member may have to wait for an earlier one of its name to go.
+        self._start_timeout_s = START_TIMEOUT_S + (4 * settings.lease_s if settings.cluster else 0.0)
 
     def run(self) -> None:
         """Start the children and keep them running until SIGTERM or SIGINT.
@@ -117,7 +124,8 @@ class Supervisor:
         """
         with _Signals(self._selector):
             try:
-                for child in self._children:
+                # No worker of a cluster answers before the background made the node a member of it.
+                for child in self._children[: 1 if self._peers else None]:
                     self._start(child)
                 while any(child.process or child.restart_at_s is not None for child in self._children):
                     self._turn()
@@ -173,31 +181,27 @@ class Supervisor:
             parent_pid=os.getpid(),
             listen_address=self._listeners.address,
             admin_address=self._admin.address,
-            socket_fd=child.socket.fileno(),
+            peer_address=self._peers.address if self._peers else None,
+            socket_fd=child.listener.fileno(),
+            peer_fd=child.peer_listener.fileno() if child.peer_listener else -1,
             lock_fd=self._lock.descriptor,
             wakeup_fd=self._wakeup_fd,
             deaths_fd=self._deaths_fd,
             ready_fd=ready_write,
             root=self._folders.root,
         )
-        inherited = (
-            handoff.socket_fd,
-            handoff.lock_fd,
-            handoff.wakeup_fd,
-            handoff.deaths_fd,
-            handoff.ready_fd,
-        )
         try:
             # Not an argument and not the environment: both can be read by others, and hold secrets here.
             with os.fdopen(os.memfd_create("tiergate-handoff"), "w+b", buffering=0) as file:
                 file.write(config.dump(handoff))
                 file.seek(0)
-                child.process = _spawn(child.name, file.fileno(), inherited)
+                child.process = _spawn(child.name, file.fileno(), handoff.descriptors)
         finally:
             os.close(ready_write)
         child.pid_fd = os.pidfd_open(child.process.pid)
         child.ready_fd, child.said, child.is_ready, child.restart_at_s = ready_read, b"", False, None
-        child.start_by_s = self._clock.monotonic_s() + START_TIMEOUT_S
+        child.is_drained = False
+        child.start_by_s = self._clock.monotonic_s() + self._start_timeout_s
         self._selector.register(child.pid_fd, selectors.EVENT_READ, child)
         self._selector.register(child.ready_fd, selectors.EVENT_READ, child)
         log.debug("process started", child=child.name, pid=child.pid)
@@ -207,13 +211,25 @@ class Supervisor:
         child.said += data
         if not data:
             self._forget_ready_fd(child)
-        if not child.is_ready and _said(child.said).get("ready"):
+        said = _said(child.said)
+        if not child.is_ready and said.get("ready"):
             child.is_ready = True
             log.info("process ready", child=child.name, pid=child.pid)
-            if not self._was_ready and all(one.is_ready for one in self._children):
-                self._was_ready = True
-                if self._stop_by_s is None:
-                    self._on_ready()
+            self._on_child_ready()
+        if not child.is_drained and said.get("drained"):
+            child.is_drained = True
+            if self._stop_by_s is not None:
+                self._go_on_stopping()
+
+    def _on_child_ready(self) -> None:
+        if self._was_ready or self._stop_by_s is not None:
+            return
+        if all(one.is_ready for one in self._children):
+            self._was_ready = True
+            self._on_ready()
+        for one in self._children:
+            if one.process is None and one.restart_at_s is None:
+                self._start(one)
 
     def _forget_ready_fd(self, child: _Child) -> None:
         if child.ready_fd >= 0:
@@ -284,19 +300,32 @@ class Supervisor:
         self._go_on_stopping()
 
     def _go_on_stopping(self) -> None:
-        """Requests in flight may need the background, so it goes last."""
-        if any(child.process for child in self._children if child.role is ChildRole.WORKER):
+        """Requests in flight may need the background, so it goes after them. Peers may read from this node as long as
+        the background brings away what is owed, so workers of a cluster that have drained go after it."""
+        now = self._next_to_stop()
+        if not now or any(one.role is ChildRole.WORKER and not one.is_drained for one in now):
             return
-        self._admin.close()
+        grace_s = BACKGROUND_GRACE_S
+        if now[0].role is ChildRole.BACKGROUND:
+            self._admin.close()
+            grace_s += self._settings.drain_s if self._peers else 0.0
+        elif self._peers:
+            self._peers.close()
         now_s = self._clock.monotonic_s()
-        self._stop_by_s = max(self._stop_by_s or now_s, now_s + BACKGROUND_GRACE_S)
-        for child in self._children:
+        self._stop_by_s = max(self._stop_by_s or now_s, now_s + grace_s)
+        for child in now:
             if child.process:
                 child.process.terminate()
 
+    def _next_to_stop(self) -> list[_Child]:
+        """Who must end before the others: workers with requests in flight, then the background, then workers."""
+        running = [one for one in self._children if one.process]
+        workers = [one for one in running if one.role is ChildRole.WORKER]
+        background = [one for one in running if one.role is ChildRole.BACKGROUND]
+        return [one for one in workers if not one.is_drained] or background or workers
+
     def _kill_late(self) -> None:
-        workers = [one for one in self._children if one.process and one.role is ChildRole.WORKER]
-        for child in workers or self._children:
+        for child in self._next_to_stop():
             if child.process:
                 log.warning("process did not stop in time, killed", child=child.name, pid=child.pid)
                 child.process.kill()

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -14,6 +14,9 @@ from tiergate.model import ObjectName, Pending
 from tiergate.observe.exposition import CONTENT_TYPE, Scrape, sum_files
 from tiergate.observe.metrics import Reading
 from tiergate.writeback.uploader import Uploader
+
+if TYPE_CHECKING:
+    from tiergate.server.member import Member
 
 TOTALS = (
     "requests",
@@ -47,7 +50,14 @@ SHOWN_COUNT = 100
 class Admin:
     """Answers on the admin address. It is not reachable through the S3 port."""
 
-    def __init__(self, context: ChildContext, rooms: Rooms, uploader: Uploader) -> None:
+    def __init__(
+        self,
+        context: ChildContext,
+        rooms: Rooms,
+        uploader: Uploader,
+        member: "Member | None" = None,
+    ) -> None:
+        self._member = member
         self._context = context
         self._rooms = rooms
         self._uploader = uploader
@@ -71,19 +81,23 @@ class Admin:
         return web.json_response({"status": "ok"})
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        """Ready means: state can be read and written back. An origin outage does not make a node unready: it goes on
-        serving and acknowledging from memory."""
+        """Ready means: state can be read and written back, and in a cluster that this node is a member. An origin
+        outage does not make a node unready: it goes on serving and acknowledging from memory."""
+        reason = self._member.fault if self._member else ""
         try:
-            await self._rooms.directory.counts()
+            await self._rooms.directory.revision()
         except TiergateError as error:
-            return web.json_response({"status": "not ready", "reason": error.message}, status=503)
+            reason = reason or error.message
+        if reason:
+            return web.json_response({"status": "not ready", "reason": reason}, status=503)
         return web.json_response({"status": "ready"})
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=await self._scrape.render(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _status(self, _: web.Request) -> web.Response:
-        return web.json_response(await self._report())
+        cluster = {"cluster": self._member.report()} if self._member else {}
+        return web.json_response(await self._report() | cluster)
 
     async def _retry(self, request: web.Request) -> web.Response:
         """Release quarantined writes, all or those of one bucket or key, so that they are tried again now."""

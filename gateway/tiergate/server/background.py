@@ -1,9 +1,11 @@
-"""The background process: write-back, recovery, upkeep, and the admin address."""
+"""The background process: write-back, recovery, upkeep, the membership of a cluster, and the admin address."""
 
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -12,13 +14,22 @@ from tiergate.engine.rooms import Rooms
 from tiergate.errors import TiergateError, invariant
 from tiergate.observe.logs import get_logger
 from tiergate.server.admin import Admin
-from tiergate.server.wiring import open_rooms, open_uploader
+from tiergate.server.wiring import leave_embedded, open_cluster, open_rooms, open_uploader, view_of
 from tiergate.writeback.recovery import recover
+
+if TYPE_CHECKING:
+    from tiergate.server.cluster import Cluster
+    from tiergate.server.member import Member
 
 log = get_logger(__name__)
 
 UPKEEP_INTERVAL_S = 30.0
 FORGET_INTERVAL_S = 1.0
+
+FORGET_FOR_ALL_INTERVAL_S = 15.0
+"""In a cluster, where nothing is short of room because of them."""
+
+DRAIN_LOOK_S = 0.25
 
 NICENESS = 5
 """Where processors are short, clients come before write-back."""
@@ -31,16 +42,54 @@ def run(context: ChildContext) -> None:
 
 
 async def serve(context: ChildContext) -> None:
-    """Work until SIGTERM. What is in flight then goes on at the next start: all state is in the memory folder."""
-    loop = asyncio.get_running_loop()
+    """Work until SIGTERM. What is in flight then goes on at the next start: all state is in the memory folder. A member
+    of a cluster first brings away what it owes, as far as `drain` lets it, and leaves."""
     stop = asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    invariant(context.admin_socket is not None, "the background process needs the admin socket")
-    async with open_rooms(context) as rooms:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    if context.settings.cluster:
+        await leave_embedded(context)
+    async with open_cluster(context) as cluster, view_of(cluster), open_rooms(context, cluster) as rooms:
+        background = Background(context, rooms, cluster)
+        if cluster is None:
+            await background.work(stop)
+        else:
+            await background.belong(cluster, stop)
+
+
+class Background:
+    """The work of this process, until it is told to stop."""
+
+    def __init__(self, context: ChildContext, rooms: Rooms, cluster: "Cluster | None") -> None:
+        self._context = context
+        self._rooms = rooms
+        self._cluster = cluster
+        self._uploader = open_uploader(rooms)
+        self._recovered = asyncio.Event()
+        self._owes_nothing = False
+
+    async def belong(self, cluster: "Cluster", stop: asyncio.Event) -> None:
+        """Work as a member of a cluster. Who does not end in order stays one for as long as its lease lasts."""
+        # Here and not above, since a node alone needs no gRPC, and may not have it.
+        from tiergate.server.member import Member
+
+        rooms = self._rooms
+        member = Member(cluster, self._context, rooms.clock, lambda: rooms.memory.stats().available_bytes)
+        if not await until(stop, member.join()):
+            return
+        async with asyncio.TaskGroup() as group:
+            keeping = group.create_task(member.run(self._after_join))
+            await self.work(stop, member)
+            keeping.cancel()
+        await member.leave(owes_nothing=self._owes_nothing)
+
+    async def work(self, stop: asyncio.Event, member: "Member | None" = None) -> None:
+        """All that is done in any case."""
+        context, rooms, uploader = self._context, self._rooms, self._uploader
+        loop = asyncio.get_running_loop()
+        invariant(context.admin_socket is not None, "the background process needs the admin socket")
         rooms.metrics.reaped_pins.inc(await recover(rooms.directory, rooms.memory))
-        uploader = open_uploader(rooms)
-        admin = Admin(context, rooms, uploader)
-        runner = web.AppRunner(admin.app(), access_log=None)
+        self._recovered.set()
+        runner = web.AppRunner(Admin(context, rooms, uploader, member).app(), access_log=None)
         await runner.setup()
         await web.SockSite(runner, context.admin_socket).start()  # type: ignore[arg-type]
         deaths = asyncio.Event()
@@ -52,16 +101,58 @@ async def serve(context: ChildContext) -> None:
                 tasks = [
                     group.create_task(uploader.run()),
                     group.create_task(clean_up_after_deaths(rooms, deaths)),
-                    group.create_task(forget_oldest(rooms)),
-                    group.create_task(keep_up(rooms)),
+                    group.create_task(forget_oldest(rooms, self._cluster)),
+                    group.create_task(keep_up(rooms, self._cluster)),
                 ]
                 await stop.wait()
+                if member is not None:
+                    self._owes_nothing = await wind_up(rooms)
                 for task in tasks:
                     task.cancel()
         finally:
             loop.remove_reader(context.wakeup_fd)
             loop.remove_reader(context.deaths_fd)
             await runner.cleanup()
+
+    async def _after_join(self, epoch: int, resumed: bool) -> None:
+        """What follows each join. It is cancelled when the membership of this epoch ends, and called again if it fails
+        with one of our errors."""
+        await self._recovered.wait()
+        # What was refused while this node was no member goes on now.
+        self._uploader.retry_now()
+
+
+async def until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do something, unless `stop` comes first; whether it was done."""
+    stopping = asyncio.create_task(stop.wait())
+    doing = asyncio.create_task(work)
+    try:
+        await asyncio.wait((stopping, doing), return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            await doing
+            return True
+        return False
+    finally:
+        for task in (stopping, doing):
+            task.cancel()
+        await asyncio.gather(stopping, doing, return_exceptions=True)
+
+
+async def wind_up(rooms: Rooms) -> bool:
+    """Before this node leaves its cluster: let write-back finish what it owes the origin, for at most `drain`. Whether
+    nothing is owed then."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(rooms.settings.drain_s):
+            while True:
+                try:
+                    owed = await rooms.directory.pending()
+                except TiergateError as error:
+                    log.warning("what is owed cannot be read", error=error)
+                    return False
+                if not any(not write.quarantined for write in owed):
+                    return not owed
+                await rooms.clock.sleep(DRAIN_LOOK_S)
+    return False
 
 
 def drain(eventfd: int, then: Callable[[], None]) -> None:
@@ -83,11 +174,13 @@ async def clean_up_after_deaths(rooms: Rooms, deaths: asyncio.Event) -> None:
         rooms.wake()  # What it was doing may have held writes back.
 
 
-async def forget_oldest(rooms: Rooms) -> None:
+async def forget_oldest(rooms: Rooms, cluster: "Cluster | None") -> None:
     """Forget identities of evicted objects beyond their bound, and while the directory is short of room. Often: first
-    reads of many objects fill it fast."""
+    reads of many objects fill it fast. In a cluster the housekeeper does it for all."""
     while True:
-        await rooms.clock.sleep(FORGET_INTERVAL_S)
+        await rooms.clock.sleep(FORGET_FOR_ALL_INTERVAL_S if cluster else FORGET_INTERVAL_S)
+        if cluster is not None and not cluster.keeps_house():
+            continue
         try:
             while dropped := await rooms.directory.trim_clean(rooms.settings.identities_kept_count):
                 for version in dropped:
@@ -97,14 +190,15 @@ async def forget_oldest(rooms: Rooms) -> None:
             log.warning("identities could not be forgotten, tried again later", error=error)
 
 
-async def keep_up(rooms: Rooms) -> None:
-    """Regular upkeep: answers of old uploads, what died unnoticed."""
+async def keep_up(rooms: Rooms, cluster: "Cluster | None") -> None:
+    """Regular upkeep: what died unnoticed; answers of old uploads (in a cluster: by the housekeeper)."""
     settings = rooms.settings
     while True:
         await rooms.clock.sleep(UPKEEP_INTERVAL_S)
         try:
-            before_s = rooms.clock.wall_s() - settings.finished_upload_keep_s
-            await rooms.directory.expire_finished(before_s)
             rooms.metrics.reaped_pins.inc(rooms.memory.reap())
+            if cluster is None or cluster.keeps_house():
+                before_s = rooms.clock.wall_s() - settings.finished_upload_keep_s
+                await rooms.directory.expire_finished(before_s)
         except TiergateError as error:
             log.warning("upkeep failed, tried again later", error=error)

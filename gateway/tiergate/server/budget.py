@@ -1,6 +1,7 @@
 """How `memory_limit` is split, so that all that lies in the memory folder together stays within it (promise P9).
 
-The split follows from the limit alone: a restart with other settings finds that what the slabs hold still fits.
+The split follows from the limit alone, and from whether the node is alone: a restart with other settings finds that
+what the slabs hold still fits.
 """
 
 import mmap
@@ -46,6 +47,7 @@ class Budget:
 
     metrics_file_bytes: int
     directory_bytes: int
+    """0 in a cluster, whose directory lies elsewhere."""
     memory: MemoryLimits
 
 
@@ -56,6 +58,8 @@ def split(settings: Settings) -> Budget:
     processes_count = settings.workers_count + 2
     small_files = ENVIRONMENTS_COUNT * _pages(LOCK_FILE_BYTES) + SMALL_FILES_COUNT * mmap.PAGESIZE
     directory = max(2 * MIB, min(DIRECTORY_FLOOR_BYTES, limit // 8), limit // DIRECTORY_SHARE)
+    if settings.cluster:
+        directory = 0
     rest = limit - metrics - small_files - _pages(directory)
     slab = min(64 * MIB, max(MIB, rest // SLAB_SHARE // MIB * MIB))
     index = min(max(MIB, rest // INDEX_SHARE), 64 * MIB + rest // 8192)

@@ -2,18 +2,22 @@
 
 import asyncio
 import hashlib
+import shutil
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tiergate.checkpoints.markers import Markers
 from tiergate.child import ChildContext
 from tiergate.clock import SystemClock
 from tiergate.config import Settings
+from tiergate.directory.base import Directory
 from tiergate.directory.embedded import EmbeddedDirectory
 from tiergate.engine.current import foreign_version
 from tiergate.engine.rooms import Rooms
+from tiergate.errors import ConfigError
 from tiergate.memory.memory import Memory
 from tiergate.observe.metrics import Metrics
 from tiergate.origin.client import OriginClient, OriginSettings
@@ -25,11 +29,35 @@ from tiergate.writeback.sender import Sender, SenderSettings
 from tiergate.writeback.uploader import Uploader, UploaderSettings
 from tiergate.writeback.withdrawal import Withdrawals
 
+if TYPE_CHECKING:
+    from tiergate.server.cluster import Cluster
+
 BEGUN_PER_SLOT = 8
+
+EMBEDDED_BYTES = 2 << 20
+"""The least room with which the directory of a node alone is opened."""
 
 
 @asynccontextmanager
-async def open_rooms(context: ChildContext) -> AsyncIterator[Rooms]:
+async def open_cluster(context: ChildContext) -> AsyncIterator["Cluster | None"]:
+    """The cluster as this process reaches it; None for a node alone."""
+    async with AsyncExitStack() as stack:
+        cluster = None
+        if context.settings.cluster:
+            # Here and not above, since a node alone needs no gRPC, and may not have it.
+            from tiergate.server import cluster as opener
+
+            cluster = await stack.enter_async_context(opener.open_cluster(context, SystemClock()))
+        yield cluster
+
+
+def view_of(cluster: "Cluster | None") -> AbstractAsyncContextManager[None]:
+    """Within the block, this process sees the members of its cluster, if it has one."""
+    return cluster.view.watching() if cluster else nullcontext()
+
+
+@asynccontextmanager
+async def open_rooms(context: ChildContext, cluster: "Cluster | None") -> AsyncIterator[Rooms]:
     """The rooms of this process.
 
     Raises:
@@ -45,7 +73,12 @@ async def open_rooms(context: ChildContext) -> AsyncIterator[Rooms]:
         metrics.evicted_bytes.inc(size_bytes)
 
     memory.watch_evictions(evicted)
-    directory = EmbeddedDirectory.open(context.folders.index / "directory", budget.directory_bytes)
+    embedded: EmbeddedDirectory | None = None
+    directory: Directory
+    if cluster is None:
+        embedded = directory = EmbeddedDirectory.open(embedded_path(context), budget.directory_bytes)
+    else:
+        directory = cluster.directory
     async with OriginClient(origin_settings(settings), node_id(context.folders.root), clock, metrics=metrics) as origin:
         markers = Markers(lambda bucket, key: settings.prefix_for(bucket, key).markers, settings.large_bytes)
         rooms = Rooms(
@@ -66,9 +99,39 @@ async def open_rooms(context: ChildContext) -> AsyncIterator[Rooms]:
         try:
             yield rooms
         finally:
-            directory.close()
+            if embedded is not None:
+                embedded.close()
             memory.close()
             metrics.close()
+
+
+def embedded_path(context: ChildContext) -> Path:
+    """Where the directory of a node alone lies."""
+    return context.folders.index / "directory"
+
+
+async def leave_embedded(context: ChildContext) -> None:
+    """Remove the directory of a node that was alone before it became a member of a cluster.
+
+    Raises:
+        ConfigError: the origin is owed something that only this directory knows of.
+    """
+    path = embedded_path(context)
+    try:
+        size_bytes = (path / "data.mdb").stat().st_size
+    except FileNotFoundError:
+        return
+    directory = EmbeddedDirectory.open(path, max(size_bytes, EMBEDDED_BYTES))
+    try:
+        owed = await directory.owed_holders() or await directory.pending()
+    finally:
+        directory.close()
+    if owed:
+        raise ConfigError(
+            f"{context.folders.root} holds {len(owed)} writes that this node owes to the origin from when it was "
+            "alone: start it without cluster until they are written back, or choose another memory_dir"
+        )
+    shutil.rmtree(path)
 
 
 def origin_settings(settings: Settings) -> OriginSettings:

@@ -13,7 +13,7 @@ from tiergate.origin.credentials import CredentialChain
 from tiergate.s3.sigv4 import SecretFor
 from tiergate.server.app import S3Server
 from tiergate.server.pipeline import Pipeline
-from tiergate.server.wiring import node_id, open_rooms
+from tiergate.server.wiring import node_id, open_cluster, open_rooms, view_of
 
 log = get_logger(__name__)
 
@@ -29,14 +29,14 @@ def run(context: ChildContext) -> None:
 
 
 async def serve(context: ChildContext) -> None:
-    """Serve until SIGTERM."""
+    """Serve until SIGTERM; in a cluster, peers until the next one."""
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    stop, end = asyncio.Event(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, lambda: (end if stop.is_set() else stop).set())
     if context.listen_socket is None:
         raise InvariantError("a worker needs its socket")
     settings = context.settings
-    async with open_rooms(context) as rooms:
+    async with open_cluster(context) as cluster, view_of(cluster), open_rooms(context, cluster) as rooms:
         service = Service(rooms)
         secret_for: SecretFor | None = None
         keeper: asyncio.Task[None] | None = None
@@ -67,6 +67,10 @@ async def serve(context: ChildContext) -> None:
         await service.close()
         if keeper is not None:
             keeper.cancel()
+        if cluster is not None:
+            # Peers still read from this node while its background brings away what it owes.
+            context.report_drained()
+            await end.wait()
 
 
 class OriginKeys:

@@ -28,6 +28,7 @@ from tiergate.clock import SystemClock
 
 T = TypeVar("T")
 Victim = Literal["all", "parent", "worker", "background"]
+Part = Literal["all", "worker", "background"]
 
 READY_TIMEOUT_S = 30.0
 DEADLINE_S = 30.0
@@ -35,7 +36,7 @@ DEADLINE_S = 30.0
 
 ADMIN_TIMEOUT_S = 10.0
 _POLL_S = 0.02
-_READY = re.compile(r"tiergate ready listen=(\S+) admin=(\S+) memory=.+ pid=(\d+)")
+_READY = re.compile(r"tiergate ready listen=(\S+) admin=(\S+) (?:peers=(\S+) )?memory=.+ pid=(\d+)")
 _CHILD = re.compile(rb"\0_child\0(worker|background)-(\d+)\0")
 _SHM = Path("/dev/shm")
 
@@ -55,6 +56,7 @@ class RunningNode:
         environment: Further variables, TIERGATE_ACCESS_KEY_ID and TIERGATE_SECRET_ACCESS_KEY among them: clients
             that `client` makes sign with those.
         memory_dir: A folder that is the caller's to remove; by default one of its own, on tmpfs where there is one.
+        keep_ports: Start anew on the ports that it got first.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class RunningNode:
         flags: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         memory_dir: Path | None = None,
+        keep_ports: bool = False,
         access_key: str = "test",
         secret_key: str = "test",
     ) -> None:
@@ -82,9 +85,13 @@ class RunningNode:
         self._folder = Path()
         self.memory_dir = Path()
         self.endpoint = ""
-        """The URL that speaks S3. Another one after each start."""
+        """The URL that speaks S3. Another one after each start, unless it keeps its ports."""
         self.admin = ""
         """The URL of the admin address."""
+        self.peers = ""
+        """host:port that speaks to peers; empty for a node alone."""
+        self._keep_ports = keep_ports
+        self._addresses: tuple[str, ...] = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0")
 
     # -- life
     def __enter__(self) -> Self:
@@ -116,9 +123,9 @@ class RunningNode:
         if self._process is not None:
             raise RuntimeError("the node runs already")
         command = [sys.executable, "-m", "tiergate", "serve"]
-        command += ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--origin", self.origin]
+        command += ["--origin", self.origin]
         command += ["--memory-dir", str(self.memory_dir), "--memory-limit", self._memory_limit]
-        command += ["--workers", str(self._workers_count), *self.flags]
+        command += ["--workers", str(self._workers_count), *self.flags, *self._addresses]
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -180,6 +187,19 @@ class RunningNode:
             return
         self._kill_tree(process, children_first=which == "all")
         self._end()
+
+    def freeze(self, which: Part = "all", index: int = 0) -> None:
+        """SIGSTOP: its connections stay open, and silent. Until `thaw`."""
+        self._signal(which, index, signal.SIGSTOP)
+
+    def thaw(self, which: Part = "all", index: int = 0) -> None:
+        """SIGCONT."""
+        self._signal(which, index, signal.SIGCONT)
+
+    def _signal(self, which: Part, index: int, number: signal.Signals) -> None:
+        parent, children = self._running().pid, self.children
+        for pid in [parent, *children.values()] if which == "all" else [children[f"{which}-{index}"]]:
+            os.kill(pid, number)
 
     # -- what it says
     def client(self, **config: Any) -> Any:
@@ -314,7 +334,12 @@ class RunningNode:
         found = _READY.fullmatch(process.stdout.readline().rstrip("\n"))
         if found is None:
             raise NodeEndedError(f"the node did not start (status {process.wait()}): {self.log_tail()}")
-        self.endpoint, self.admin = found[1], found[2]
+        self.endpoint, self.admin, self.peers = found[1], found[2], found[3] or ""
+        if self._keep_ports:
+            listen, admin = (url.removeprefix("http://") for url in (self.endpoint, self.admin))
+            self._addresses = ("--listen", listen, "--admin-listen", admin)
+            if self.peers:
+                self._addresses += ("--advertise", self.peers)
 
     def _running(self) -> "subprocess.Popen[str]":
         if self._process is None:

@@ -1,0 +1,87 @@
+"""What each process of a member of a cluster opens for itself: etcd, the directory in it, the board, the view of the
+other members. Only a member imports this: it needs gRPC."""
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tiergate.child import ChildContext, ChildRole
+from tiergate.clock import Clock
+from tiergate.config import Settings, etcd_place
+from tiergate.directory.board import Board, BoardStanding
+from tiergate.directory.clustered import ClusteredDirectory
+from tiergate.directory.keys import Keys
+from tiergate.directory.live import LiveView
+from tiergate.directory.membership import Nodes
+from tiergate.errors import ConfigError
+from tiergate.etcd.channel import Tls
+from tiergate.etcd.client import Access, EtcdClient
+from tiergate.policy.rendezvous import ranked
+
+HOUSEKEEPER = "housekeeper"
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The cluster as one process of this node reaches it. `standing`: this node's membership, as the board tells."""
+
+    node: str
+    client: EtcdClient
+    keys: Keys
+    board: Board
+    standing: BoardStanding
+    directory: ClusteredDirectory
+    view: LiveView
+
+    def keeps_house(self) -> bool:
+        """Whether this node does what one does for all. For a moment after a change two may, or none."""
+        return self.housekeeper() == self.node and self.standing.stands()
+
+    def housekeeper(self) -> str:
+        """The node that does; empty while no member is known."""
+        return next(iter(ranked(HOUSEKEEPER, self.view.live().nodes)), "")
+
+
+@asynccontextmanager
+async def open_cluster(context: ChildContext, clock: Clock) -> AsyncIterator[Cluster]:
+    """Open it all, and keep the view up to date within the block.
+
+    Raises:
+        ConfigError: a file with a certificate or a key cannot be read.
+    """
+    settings = context.settings
+    keys = Keys(etcd_place(settings.cluster).prefix)
+    client = EtcdClient(etcd_access(settings), clock, random.Random(), patience_s=settings.directory_patience_s)
+    board = Board(context.folders.board, writable=context.role is ChildRole.BACKGROUND)
+    standing = BoardStanding(board, settings.node_name, keys.node(settings.node_name), clock)
+    directory = ClusteredDirectory(client, keys, standing)
+    view = LiveView(Nodes(client, keys), clock)
+    try:
+        yield Cluster(settings.node_name, client, keys, board, standing, directory, view)
+    finally:
+        await directory.close()
+        await client.close()
+        board.close()
+
+
+def etcd_access(settings: Settings) -> Access:
+    """Where etcd is, and who we are to it.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    place = etcd_place(settings.cluster)
+    tls = None
+    if place.tls:
+        tls = Tls(*(_pem(path) for path in (settings.etcd_tls_ca, settings.etcd_tls_cert, settings.etcd_tls_key)))
+    password = settings.etcd_password.reveal() if settings.etcd_password else ""
+    return Access(place.endpoints, tls, settings.etcd_user, password)
+
+
+def _pem(path: Path | None) -> bytes | None:
+    try:
+        return path.read_bytes() if path else None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error

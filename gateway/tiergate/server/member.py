@@ -1,0 +1,230 @@
+"""This node's membership of its cluster, kept by the background process: joined, renewed, announced, joined anew when
+it was lost, and left in the end. All other processes of the node learn of it from the board."""
+
+import asyncio
+import os
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from tiergate.child import Belonging, ChildContext
+from tiergate.clock import Clock
+from tiergate.config import Address
+from tiergate.directory.board import Posted
+from tiergate.directory.membership import Membership, Ticket
+from tiergate.errors import ConfigError, DirectoryUnavailableError, FencedError, TiergateError
+from tiergate.model import About
+from tiergate.observe.logs import get_logger
+from tiergate.server.cluster import Cluster
+
+FIRST_JOIN_S = 45.0
+"""So long a node that starts waits for etcd before it gives up."""
+
+REJOIN_PAUSE_S = 1.0
+
+ANNOUNCE_INTERVAL_S = 10.0
+
+ANNOUNCE_SHARE = 16
+"""What is free is announced when it changed by this part of the limit: each announcement goes to all nodes."""
+
+_KERNEL_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+AfterJoin = Callable[[int, bool], Awaitable[None]]
+"""Called with the epoch of a membership that began, and whether it is one that had begun before a restart."""
+
+log = get_logger(__name__)
+
+
+class Member:
+    """`join` once, then `run` until cancelled, then `leave`."""
+
+    def __init__(self, cluster: Cluster, context: ChildContext, clock: Clock, free_bytes: Callable[[], int]) -> None:
+        self._cluster = cluster
+        self._settings = context.settings
+        self._path = context.folders.member_file
+        self._clock = clock
+        self._free_bytes = free_bytes
+        self._belonging = self._read()
+        self._resumed = False
+        self._fault = "did not join yet"
+        about = About(
+            str(advertised(context)), context.settings.zone, self._belonging.boot, free_bytes=self._free_bytes()
+        )
+        self._membership = Membership(
+            cluster.client,
+            cluster.keys,
+            cluster.node,
+            about,
+            lease_s=int(context.settings.lease_s),
+            post=self._post,
+        )
+
+    @property
+    def fault(self) -> str:
+        """Why this node is no member now; empty while it is one."""
+        if self._cluster.standing.stands():
+            return ""
+        return self._fault or "the lease was not renewed in time"
+
+    async def join(self) -> None:
+        """Become a member, of the epoch before a restart if that still stands.
+
+        Raises:
+            ConfigError: etcd does not take us, a node of this name is alive, or the memory belongs to another cluster.
+            DirectoryUnavailableError: etcd does not answer for `FIRST_JOIN_S`.
+        """
+        settings = self._settings
+        log.info("joining the cluster", etcd=settings.cluster, node=settings.node_name)
+        give_up_s = self._clock.monotonic_s() + FIRST_JOIN_S
+        while True:
+            try:
+                return await self._join()
+            except (DirectoryUnavailableError, FencedError) as error:
+                if self._clock.monotonic_s() >= give_up_s:
+                    raise DirectoryUnavailableError(f"{settings.cluster} does not answer: {error.message}") from error
+                log.warning("cannot join the cluster yet, tried again", etcd=settings.cluster, error=error)
+                await self._clock.sleep(REJOIN_PAUSE_S)
+
+    async def run(self, after_join: AfterJoin) -> None:
+        """Keep the membership until cancelled. One that is lost is followed by a new one; in between, this node
+        acknowledges nothing. `after_join` is called for each, and again later if it fails with one of our errors."""
+        while True:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._membership.run())
+                    group.create_task(self._announce())
+                    group.create_task(self._call(after_join))
+            except ExceptionGroup as errors:
+                ours, unexpected = errors.split(TiergateError)
+                if unexpected is not None:
+                    raise unexpected from errors
+                if ours is not None:
+                    self._fault = str(ours.exceptions[0])
+                    log.error("this node is no longer a member of its cluster, it joins anew", error=ours.exceptions[0])
+            await self._rejoin()
+
+    async def leave(self, *, owes_nothing: bool) -> None:
+        """End the membership at once. `owes_nothing`: whatever is in memory may be forgotten; then another node may use
+        the folder."""
+        self._fault = "it left"
+        try:
+            await self._membership.leave()
+        except TiergateError as error:
+            log.warning("the cluster could not be told that this node leaves", error=error)
+            return
+        if owes_nothing:
+            self._path.unlink(missing_ok=True)
+        log.info("left the cluster", owes_nothing=owes_nothing)
+
+    def report(self) -> dict[str, object]:
+        """The cluster as status shows it."""
+        nodes = self._cluster.view.live().nodes
+        return {
+            "etcd": self._settings.cluster,
+            "node": self._cluster.node,
+            "zone": self._settings.zone,
+            "epoch": self._membership.ticket.epoch,
+            "member": not self.fault,
+            "fault": self.fault,
+            "housekeeper": self._cluster.housekeeper(),
+            "nodes": [
+                {
+                    "node": node.name,
+                    "zone": node.about.zone,
+                    "epoch": node.epoch,
+                    "address": node.about.address,
+                    "free_bytes": node.about.free_bytes,
+                }
+                for node in sorted(nodes.values(), key=lambda node: node.name)
+            ],
+        }
+
+    # -- inside
+    async def _join(self) -> None:
+        await self._cluster.client.connect()
+        known, met = self._belonging.cluster_id, self._cluster.client.cluster_id
+        if known not in (0, met):
+            raise ConfigError(
+                f"{self._settings.cluster} is not the etcd that this node's memory belongs to: where it was "
+                f"restored or replaced on purpose, remove {self._path}, and what etcd does not know of is forgotten"
+            )
+        ticket = Ticket(self._belonging.lease_id, self._belonging.epoch)
+        epoch = await self._membership.join(ticket if ticket.lease_id else None)
+        self._resumed = epoch.number == ticket.epoch
+        self._fault = ""
+        if self._resumed:
+            log.info("went on with the membership", node=self._cluster.node, epoch=epoch.number)
+
+    async def _rejoin(self) -> None:
+        while True:
+            try:
+                return await self._join()
+            except TiergateError as error:
+                self._fault = str(error)
+                log.error("cannot join the cluster, tried again", error=error)
+                await self._clock.sleep(REJOIN_PAUSE_S)
+
+    async def _call(self, after_join: AfterJoin) -> None:
+        while True:
+            try:
+                return await after_join(self._membership.ticket.epoch, self._resumed)
+            except TiergateError as error:
+                log.warning("what follows joining failed, tried again", error=error)
+                await self._clock.sleep(REJOIN_PAUSE_S)
+
+    async def _announce(self) -> None:
+        step_bytes = self._settings.memory_limit_bytes // ANNOUNCE_SHARE
+        while True:
+            await self._clock.sleep(ANNOUNCE_INTERVAL_S)
+            about = replace(self._membership.about, free_bytes=self._free_bytes())
+            if abs(about.free_bytes - self._membership.about.free_bytes) >= step_bytes:
+                try:
+                    await self._membership.announce(about)
+                except DirectoryUnavailableError as error:
+                    log.warning("the free memory could not be announced, tried again later", error=error)
+
+    def _post(self, membership: Membership) -> None:
+        """What is needed to go on after a restart is kept before anything can rest on it."""
+        ticket = membership.ticket
+        belonging = replace(
+            self._belonging,
+            cluster=self._settings.cluster,
+            cluster_id=self._cluster.client.cluster_id,
+            lease_id=ticket.lease_id,
+            epoch=ticket.epoch,
+        )
+        if belonging != self._belonging:
+            self._write(belonging)
+        self._cluster.board.post(Posted(ticket.epoch, membership.deadline_s(), membership.about))
+
+    def _read(self) -> Belonging:
+        """What the memory folder says. The life of a memory ends with the machine's, wherever the folder lies."""
+        kernel = _KERNEL_BOOT.read_text().strip()
+        try:
+            found = msgspec.json.decode(self._path.read_bytes(), type=Belonging)
+        except FileNotFoundError:
+            found = Belonging(self._settings.cluster, self._settings.node_name, "")
+        if not found.boot.startswith(kernel):
+            found = replace(found, boot=f"{kernel}/{secrets.token_hex(4)}")
+        return found
+
+    def _write(self, belonging: Belonging) -> None:
+        draft = self._path.with_suffix(".new")
+        draft.write_bytes(msgspec.json.encode(belonging))
+        os.replace(draft, self._path)
+        self._belonging = belonging
+
+
+def advertised(context: ChildContext) -> Address:
+    """Where peers reach this node.
+
+    Raises:
+        ConfigError: the settings do not say it.
+    """
+    address, real = context.settings.advertise, context.peer_address
+    if address is None or real is None:
+        raise ConfigError("a member of a cluster needs an address to advertise")
+    return Address(address.host, address.port or real.port)
