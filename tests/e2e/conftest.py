@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
+from tests.etcds import etcd as etcd
 from tests.nodes import *  # noqa: F403 - fixtures
 
 from tiergate.testing.origins import MotoOrigin, ProcessOrigin, SeaweedOrigin

@@ -1,14 +1,15 @@
-"""Rendezvous hashing: who of several is the one for something, with the same answer everywhere and little change when
-one comes or goes. https://en.wikipedia.org/wiki/Rendezvous_hashing"""
+"""Which node a text has its place on, the same for all who know the same nodes. Pure.
+
+Rendezvous hashing: when a node comes or goes, only what it is first for moves.
+"""
 
 import hashlib
 from collections.abc import Iterable
 
-
-def ranked(text: str, names: Iterable[str]) -> list[str]:
-    """The names, the one for `text` first, then who stands in for it."""
-    return sorted(names, key=lambda name: _weight(text, name), reverse=True)
+HOUSEKEEPER = "housekeeper"
+"""The text whose first node does what one node does for all."""
 
 
-def _weight(text: str, name: str) -> tuple[bytes, str]:
-    return hashlib.blake2b(f"{name}\0{text}".encode(), digest_size=16).digest(), name
+def ranked(text: str, nodes: Iterable[str]) -> list[str]:
+    """The nodes, the first choice for `text` first."""
+    return sorted(nodes, key=lambda node: hashlib.blake2b(f"{node}\0{text}".encode(), digest_size=8).digest())

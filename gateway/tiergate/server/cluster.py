@@ -18,9 +18,7 @@ from tiergate.directory.membership import Nodes
 from tiergate.errors import ConfigError
 from tiergate.etcd.channel import Tls
 from tiergate.etcd.client import Access, EtcdClient
-from tiergate.policy.rendezvous import ranked
-
-HOUSEKEEPER = "housekeeper"
+from tiergate.policy.rendezvous import HOUSEKEEPER, ranked
 
 
 @dataclass(frozen=True, slots=True)

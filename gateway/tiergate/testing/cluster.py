@@ -40,7 +40,8 @@ class RunningCluster:
         **options: Any,
     ) -> None:
         self.origin = origin
-        self._given_etcd = etcd
+        self.etcd = etcd or EtcdServer()
+        self._owns_etcd = etcd is None
         self._flags = tuple(flags)
         self._zones = tuple(zones)
         self._options = options
@@ -52,7 +53,8 @@ class RunningCluster:
 
     def __enter__(self) -> Self:
         try:
-            self.etcd = self._given_etcd or self._stack.enter_context(EtcdServer())
+            if self._owns_etcd:
+                self._stack.enter_context(self.etcd)
             self.nodes = [self.make(name, self._zones[i] if self._zones else "") for i, name in enumerate(self.names)]
             self._enter_all()
             self.wait_members()
