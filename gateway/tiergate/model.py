@@ -240,8 +240,9 @@ class Pending:
 @dataclass(frozen=True, slots=True)
 class Step:
     """A change of the origin that is under way in one process and must not overlap with certain others: a write-through
-    (or a forwarded write), or a marker that write-back puts. `holder` is the token of the process' lease; `replaces`
-    tells whether the origin holds something of that key that it changes, or may."""
+    (or a forwarded write), a marker that write-back puts, or in a cluster what it replaces. `holder` names the process
+    (`writeback.standing.Actor`); `replaces` tells whether the origin holds something of that key that it changes, or
+    may."""
 
     name: ObjectName
     uid: str

@@ -31,6 +31,7 @@ from tiergate.writeback.fence import FenceMode
 from tiergate.writeback.gate import Gate
 from tiergate.writeback.recovery import recover
 from tiergate.writeback.sender import Sender, SenderSettings
+from tiergate.writeback.standing import Standing
 from tiergate.writeback.uploader import Uploader, UploaderSettings
 from tiergate.writeback.withdrawal import Withdrawals
 
@@ -119,7 +120,7 @@ class World:
             SenderSettings(2, send_checksums=False),
         )
         slots = asyncio.Semaphore(self.slots_count)
-        gate = Gate(self.directory, self.clock, lambda name: self.mode, QUIET_S, "uploader", slots)
+        gate = Gate(self.directory, self.clock, lambda name: self.mode, QUIET_S, Standing("uploader"), slots)
         bounds = UploaderSettings(begun_count=4, backoff_base_s=0.0, backoff_cap_s=0.0)
         self.uploader = Uploader(self.directory, sender, gate, self.clock, self.metrics, bounds, slots)
         self.runner = asyncio.create_task(self.uploader.run())

@@ -255,8 +255,7 @@ class Directory(Protocol):
     # -- steps under way
     async def begin_step(self, step: Step) -> bool:
         """Announce a step, or the same one anew; False if another stands that it must not overlap with: they `collide`
-        (`checkpoints.markers`), and one of them is a write-through or their holders differ. Steps of write-back in one
-        process it keeps apart itself. Its holder, or who finds that dead, ends it."""
+        (`checkpoints.markers`). Its holder, or who finds that dead, ends it."""
         ...
 
     async def steps(self) -> list[Step]:

@@ -13,6 +13,7 @@ from tiergate.errors import ConflictError, FencedError
 from tiergate.model import (
     NO_BASE,
     UNKNOWN_BASE,
+    Holder,
     Kind,
     ObjectName,
     OriginUpload,
@@ -327,9 +328,17 @@ def drop_leftovers(rows: Rows, name: ObjectName, dropped: Sequence[OriginUpload]
 
 def begin_step(rows: Rows, step: Step) -> bool:
     """Announce a step, unless another stands that it must not overlap with."""
-    for other in rows.steps_near(step):
-        apart = step.through or other.through or step.holder != other.holder
-        if apart and other.uid != step.uid and collide(step, other):
-            return False
+    if any(other.uid != step.uid and collide(step, other) for other in rows.steps_near(step)):
+        return False
     rows.put_step(step)
     return True
+
+
+def leave_behind(rows: Rows, name: ObjectName, me: Holder) -> None:
+    """Before this node of a cluster commits a write of the key: what another node has begun there may be on its way to
+    the origin, and stands as a step until that node, or who finds it dead, says that it is over."""
+    before = rows.pending(name)
+    if before is None or not before.begun or before.owner is None or before.owner == me:
+        return
+    holder = f"{before.owner.node}@{before.owner.epoch}/"
+    rows.put_step(Step(name, f"{before.uid}@{holder}", holder, before.role, through=False, replaces=True))

@@ -274,8 +274,9 @@ class Memory:
         tokens = {row.claim for _, _, row in self._holders() if row.claim}
         return Mark(sequence, frozenset(token for token in tokens if not self._store.is_alive(token)))
 
-    def reconcile(self, live_holders: set[str], mark: Mark) -> int:
-        """Drop the holders that the directory does not know, then `reap`; returns what that does.
+    def reconcile(self, live_holders: set[str], mark: Mark, *, keep_clean: bool = False) -> int:
+        """Drop the holders that the directory does not know (`keep_clean`: of those only who may not be evicted
+        anyway), then `reap`; returns what that does.
 
         `live_holders` was read from the directory after `mark` was taken. A holder that came to be, or was
         confirmed, after the mark is left alone, and so is one that a process vouches for which lived at
@@ -291,7 +292,10 @@ class Memory:
             else:
                 inventory.drop(uid, holder)
 
-        self._each(self._unsettled(live_holders, mark), settle)
+        unsettled = self._unsettled(live_holders, mark)
+        if keep_clean:
+            unsettled = [seen for seen in unsettled if seen[2].dirty or seen[1].decode() in live_holders]
+        self._each(unsettled, settle)
         return self.reap()
 
     def _unsettled(self, live_holders: set[str], mark: Mark) -> list[tuple[bytes, bytes, HolderRow]]:
@@ -319,6 +323,10 @@ class Memory:
                 inventory.clean(uid, holder)
 
         self._each(stale, settle)
+
+    def dirty_holders(self) -> set[str]:
+        """Who holds bytes here that may not be evicted."""
+        return {holder.decode() for _, holder, row in self._holders() if row.dirty}
 
     def _holders(self) -> Iterator[tuple[bytes, bytes, HolderRow]]:
         """All holders as of now: body, holder, row. Copied first: what a transaction sees cannot be used again."""

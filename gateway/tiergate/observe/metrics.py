@@ -209,6 +209,19 @@ class Metrics:
         self.through_writes = counter(
             "writeback_through_writes", "writes", "Writes put through to the origin, by reason.", "reason"
         )
+        self.takeovers = counter("writeback_takeovers", "writes", "Writes of nodes that are gone, taken over.", "kind")
+        self.lost_writes = counter(
+            "writeback_lost_writes", "writes", "Writes set aside since all nodes that held them are gone."
+        )
+        self.found_writes = counter("writeback_found_writes", "writes", "Lost writes whose bytes came back.")
+        self.repaired_bytes = counter(
+            "writeback_repaired_bytes", "bytes", "Bytes copied to more nodes in the place of lost copies."
+        )
+        self.short_writes = self._gauge(
+            "writeback_short_writes",
+            "writes",
+            "Pending writes on fewer nodes than the rule says, that this node mends.",
+        )
         self.slowed_writes = counter("writeback_slowed_writes", "writes", "Writes slowed down by the loss bound.")
         self.refused_writes = counter("writeback_refused_writes", "writes", "Writes refused by the loss bound.")
 

@@ -26,6 +26,7 @@ from tiergate.replication.base import Alone
 from tiergate.server.budget import split
 from tiergate.writeback.gate import Gate
 from tiergate.writeback.sender import Sender, SenderSettings
+from tiergate.writeback.standing import Standing
 from tiergate.writeback.uploader import Uploader, UploaderSettings
 from tiergate.writeback.withdrawal import Withdrawals
 
@@ -162,7 +163,8 @@ def open_uploader(rooms: Rooms) -> Uploader:
         SenderSettings(settings.writeback_concurrency_count, settings.origin_checksums),
     )
     slots = asyncio.Semaphore(settings.writeback_concurrency_count)
-    gate = Gate(rooms.directory, rooms.clock, rooms.fence_of, settings.marker_quiet_s, rooms.memory.token, slots)
+    standing = Standing(rooms.memory.token)
+    gate = Gate(rooms.directory, rooms.clock, rooms.fence_of, settings.marker_quiet_s, standing, slots)
     bounds = UploaderSettings(
         settings.writeback_concurrency_count * BEGUN_PER_SLOT,
         settings.origin_backoff_s,

@@ -1,10 +1,10 @@
 """Which pending writes should be worked on now. Pure."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from tiergate.model import Kind, ObjectName, Pending, Role
-from tiergate.writeback.fence import Blocked, PendingView
+from tiergate.writeback.fence import Blocked
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Plan:
 
 
 def plan(
-    view: PendingView,
+    owed: Iterable[Pending],
     in_flight: Collection[ObjectName],
     waiting: Collection[ObjectName],
     limits: Limits,
@@ -31,14 +31,14 @@ def plan(
     not_before: Mapping[ObjectName, float],
     blocked: Callable[[Pending], Blocked | None],
 ) -> Plan:
-    """Choose by place. Never two writes of one key at once; nothing quarantined, nothing before its time.
+    """Choose in the order of `owed`. Never two writes of one key at once; nothing quarantined, nothing before its time.
 
     A write that is held back is not begun, except a large one: its parts may travel before its turn.
     """
     start: list[Pending] = []
     wake_s: list[float] = []
     room = limits.begun_count - (len(in_flight) - len(waiting))
-    for write in view:
+    for write in owed:
         if room <= 0:
             break
         if write.quarantined:

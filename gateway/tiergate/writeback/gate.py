@@ -2,24 +2,30 @@
 
 A marker going in and a member of its set being replaced must not overlap. Among the writes of this process that is
 seen to here: the marker's turn is decided on a fresh reading of what is pending, and a replaced member waits until no
-marker of its set is on its way. With write-throughs, which other processes do, the directory sees to it (`Step`).
+marker of its set is on its way. With write-throughs, which other processes do, and with other nodes the directory sees
+to it (`Step`): markers announce themselves always, and what replaces something where nodes share an origin.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from tiergate.checkpoints.markers import collide
 from tiergate.clock import Clock
 from tiergate.directory.base import Directory
-from tiergate.errors import FencedError
+from tiergate.errors import FencedError, OverloadedError
 from tiergate.model import NO_BASE, Kind, ObjectName, Pending, Role, Step
+from tiergate.observe.logs import get_logger
 from tiergate.writeback.fence import Blocked, FenceMode, PendingView, blockers
+from tiergate.writeback.standing import Actor, Standing
+
+log = get_logger(__name__)
 
 
 class Gate:
-    """The fence in action for a node's uploader, in the process that `holder` names. `slots` bounds how much is worked
-    on at a time; a write that waits for its turn gives its slot away."""
+    """The fence in action for a node's uploader. `slots` bounds how much is worked on at a time; a write that waits for
+    its turn gives its slot away."""
 
     def __init__(
         self,
@@ -27,38 +33,65 @@ class Gate:
         clock: Clock,
         fence_of: Callable[[ObjectName], FenceMode],
         quiet_s: float,
-        holder: str,
+        standing: Standing,
         slots: asyncio.Semaphore,
     ) -> None:
         self._directory = directory
         self._clock = clock
         self._fence_of = fence_of
         self._quiet_s = quiet_s
-        self._holder = holder
+        self._standing = standing
         self._slots = slots
         self._view = PendingView([])
         self._changed = asyncio.Event()
-        self._through: list[Step] = []
-        self._markers_going: dict[ObjectName, Step] = {}
+        self._steps: list[Step] = []
+        self._announced: list[Step] = []
+        self._going: dict[ObjectName, Step] = {}
+        self._present: Counter[str] = Counter()
+        """Uids of the writes that are inside `visible`."""
         self.waiting: set[ObjectName] = set()
         """Writes in flight that wait for their turn and so need no slot."""
         self.on_wait: Callable[[], None] = lambda: None
         """Called when one more waits."""
 
-    async def look(self) -> PendingView:
-        """Read what is pending anew and let those waiting look again."""
-        await self._read()
+    @property
+    def is_shared(self) -> bool:
+        """Whether other nodes write into the origin too, so that what holds a write back may go without a word."""
+        return self._standing.is_shared
+
+    async def look(self) -> list[Pending]:
+        """Read anew what this node owes and what that waits for; let those waiting look again. What is owed, by
+        place."""
+        own = await self._read()
+        await self._end_stale()
         self._notify()
-        return self._view
+        return own
 
-    async def _read(self) -> None:
-        self._view = PendingView(await self._directory.pending())
-        # After what is pending: a write-through that is announced later sees that and waits.
-        self._through = [step for step in await self._directory.steps() if step.through]
+    async def _read(self) -> list[Pending]:
+        own = await self._directory.pending()
+        self._view = PendingView(await self._directory.beside(own) if self.is_shared else own)
+        # After what is pending: a step that is announced later sees that and waits.
+        steps = await self._directory.steps()
+        self._steps = [step for step in steps if step.through or not self._is_own(step)]
+        self._announced = [step for step in steps if not step.through]
+        return own
 
-    def blocked(self, write: Pending, view: PendingView) -> Blocked | None:
-        """What the write waits for in `view`, None if it may go."""
-        return blockers(write, view, self._fence_of(write.name), self._clock.wall_s(), self._quiet_s)
+    def _is_own(self, step: Step) -> bool:
+        return Actor.parse(step.holder).token == self._standing.token
+
+    async def _end_stale(self) -> None:
+        """End what is announced for this process, or for this node as a whole, and is not under way: the word that it
+        was over got lost, or another node superseded a write that had begun here."""
+        for step in self._announced:
+            actor = Actor.parse(step.holder)
+            is_mine = self._is_own(step) or (not actor.token and _node(actor) == _node(self._standing.actor))
+            if is_mine and not self._present[written(step)]:
+                await self._directory.end_step(step)
+
+    def blocked(self, write: Pending, view: PendingView | None = None) -> Blocked | None:
+        """What the write waits for in `view` (None: at the last look), None if it may go."""
+        at = self._view if view is None else view
+        return blockers(write, at, self._fence_of(write.name), self._clock.wall_s(), self._quiet_s)
 
     @asynccontextmanager
     async def visible(self, write: Pending) -> AsyncIterator[None]:
@@ -66,15 +99,28 @@ class Gate:
 
         Raises:
             FencedError: the write was superseded meanwhile and must not be seen any more.
+            MembershipOverError: this node must change nothing now.
         """
-        await self._come(write)
+        self._present[write.uid] += 1
         try:
+            await self._come(write)
             yield
         finally:
-            step = self._markers_going.pop(write.name, None)
-            if step is not None:
-                await self._directory.end_step(step)
+            step = self._going.pop(write.name, None)
+            try:
+                if step is not None:
+                    await self._end(step)
+            finally:
+                self._present[write.uid] -= 1
+                self._present += Counter()  # Forgets what is at zero.
                 self._notify()
+
+    async def _end(self, step: Step) -> None:
+        try:
+            await self._directory.end_step(step)
+        except OverloadedError as error:
+            # It happened or it did not; a later look ends the announcement.
+            log.warning("a step's end could not be told yet", bucket=step.name.bucket, key=step.name.key, error=error)
 
     def _notify(self) -> None:
         self._changed.set()
@@ -84,42 +130,54 @@ class Gate:
         while True:
             # As it stands now: a marker may have been disturbed, or superseded, since it was begun.
             subject = (await self._directory.get(write.name)).pending
-            if subject is None or subject.uid != write.uid:
+            if subject is None or subject.uid != write.uid or not self._is_mine(subject):
                 raise FencedError("superseded", key=write.name.key)
+            self._standing.check()
             if self._seems_free(subject) and await self._take_turn(subject):
                 return
             await self._wait_without_slot(subject)
 
+    def _is_mine(self, subject: Pending) -> bool:
+        return subject.owner is None or subject.owner == self._standing.me()
+
     def _seems_free(self, subject: Pending) -> bool:
         """What the last look says."""
-        return self.blocked(subject, self._view) is None and not self._overlaps(subject)
+        return self.blocked(subject) is None and not self._overlaps(subject)
 
     async def _take_turn(self, subject: Pending) -> bool:
-        """Take the turn that `_seems_free` offers. Nothing is awaited between that and this, except by markers, which
-        are seen by others while they look once more: what was committed since the last look is not in the view."""
-        if subject.role is not Role.MARKER or subject.kind is not Kind.PUT:
+        """Take the turn that `_seems_free` offers. Nothing is awaited between that and this, except by what announces
+        itself, which is seen by others while it looks once more: what was committed since the last look is not in the
+        view."""
+        if not self._is_announced(subject):
             return True
-        step = self._markers_going[subject.name] = self._step(subject)
+        step = self._going[subject.name] = self._step(subject)
         is_granted = False
         try:
-            is_begun = await self._directory.begin_step(step)
-            await self._read()
-            is_granted = is_begun and self.blocked(subject, self._view) is None
+            is_granted = await self._directory.begin_step(step)
+            if not is_granted or is_marker_put(subject):
+                await self._read()
+                is_granted = is_granted and self.blocked(subject) is None
         finally:
             if not is_granted:
-                del self._markers_going[subject.name]
-                await self._directory.end_step(step)
+                del self._going[subject.name]
+                await self._end(step)
             self._notify()
         return is_granted
 
+    def _is_announced(self, subject: Pending) -> bool:
+        """A marker going in; and, where a marker may go in from another node, what makes it untrue."""
+        if is_marker_put(subject):
+            return True
+        return self.is_shared and subject.role is not Role.POINTER and subject.base != NO_BASE
+
     def _step(self, subject: Pending) -> Step:
-        replaces = subject.base != NO_BASE
-        return Step(subject.name, subject.uid, self._holder, subject.role, through=False, replaces=replaces)
+        holder, replaces = str(self._standing.actor), subject.base != NO_BASE
+        return Step(subject.name, f"{subject.uid}@{holder}", holder, subject.role, through=False, replaces=replaces)
 
     def _overlaps(self, subject: Pending) -> bool:
-        """Whether a write-through or a marker is on its way that the step must not overlap with."""
+        """Whether something is on its way that the step must not overlap with."""
         step = self._step(subject)
-        return any(collide(step, other) for other in (*self._through, *self._markers_going.values()))
+        return any(collide(step, other) for other in (*self._steps, *self._going.values()))
 
     async def _wait_without_slot(self, subject: Pending) -> None:
         """Wait until the last look says that the turn may have come; somebody else may work meanwhile."""
@@ -139,3 +197,17 @@ class Gate:
     def _uid_seen(self, name: ObjectName) -> str:
         found = self._view.find(name)
         return found.uid if found is not None else ""
+
+
+def is_marker_put(write: Pending) -> bool:
+    """Whether the write, once seen, says that its set is whole."""
+    return write.role is Role.MARKER and write.kind is Kind.PUT
+
+
+def written(step: Step) -> str:
+    """The uid of the write that a step of write-back brings to the origin."""
+    return step.uid.removesuffix(f"@{step.holder}")
+
+
+def _node(actor: Actor) -> str:
+    return actor.holder.node if actor.holder else ""

@@ -1,23 +1,55 @@
 """Bringing memory and directory in line again after the death of any process. The normal start does the same."""
 
+from collections.abc import Callable
+
+from tiergate.clock import Clock
 from tiergate.directory.base import Directory
+from tiergate.errors import TiergateError
 from tiergate.memory.memory import Memory
 from tiergate.model import ObjectName
+from tiergate.observe.logs import get_logger
+from tiergate.writeback.standing import Actor
+
+log = get_logger(__name__)
+
+PROMISE_S = 120.0
+"""So long a node of a cluster keeps what it received for another, whatever the directory says: the other may be about
+to name it as a holder."""
+
+SWEEP_INTERVAL_S = 60.0
 
 
 async def recover(directory: Directory, memory: Memory) -> int:
     """Drop bytes that no committed version or upload holds, release what the dead were reading, and let bytes be
-    evicted that the origin has. How many pins of the dead there were. Safe at any time beside running processes."""
+    evicted that the origin has. How many pins of the dead there were. Safe at any time beside running processes, of a
+    node alone; in a cluster `recover_member` and `Sweep` do it."""
     mark = memory.mark()
     live = await directory.live_holders()
     pins_count = memory.reconcile(live, mark)
     memory.settle_holders(await directory.owed_holders(), mark)
+    await end_steps(directory, lambda actor: not memory.is_alive(actor.token))
+    return pins_count
+
+
+async def recover_member(directory: Directory, memory: Memory, node: str) -> int:
+    """The part of `recover` that a node of a cluster does at once: its own dead. The rest has to wait (`Sweep`)."""
+    pins_count = memory.reap()
+
+    def is_dead(actor: Actor) -> bool:
+        is_own = actor.holder is not None and actor.holder.node == node
+        return is_own and actor.token != "" and not memory.is_alive(actor.token)
+
+    await end_steps(directory, is_dead)
+    return pins_count
+
+
+async def end_steps(directory: Directory, is_dead: Callable[[Actor], bool]) -> None:
+    """End the steps of the dead."""
     for step in await directory.steps():
-        if not memory.is_alive(step.holder):
+        if is_dead(Actor.parse(step.holder)):
             if step.through:
                 await doubt(directory, step.name)
             await directory.end_step(step)
-    return pins_count
 
 
 async def doubt(directory: Directory, name: ObjectName) -> None:
@@ -25,3 +57,44 @@ async def doubt(directory: Directory, name: ObjectName) -> None:
     record = (await directory.get(name)).record
     if record is not None and record.version is not None:
         await directory.revalidated(name, record.version.uid, 0.0)
+
+
+class Sweep:
+    """The regular part of recovery on a node of a cluster. What peers put here and then did not commit in time is
+    dropped; what the origin has may be evicted. Clean bytes go by their age alone."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        memory: Memory,
+        clock: Clock,
+        promise_s: float = PROMISE_S,
+        interval_s: float = SWEEP_INTERVAL_S,
+    ) -> None:
+        self._directory = directory
+        self._memory = memory
+        self._clock = clock
+        self._promise_s = promise_s
+        self._interval_s = interval_s
+
+    async def once(self) -> None:
+        """One sweep. It takes the time of the promise.
+
+        Raises:
+            OverloadedError: the directory does not answer; nothing was dropped.
+        """
+        mark = self._memory.mark()
+        # Whoever is named by what is committed in time is seen by the reading after this.
+        await self._clock.sleep(self._promise_s)
+        live = await self._directory.live_holders()
+        self._memory.reconcile(live, mark, keep_clean=True)
+        self._memory.settle_holders(await self._directory.owed_holders(), mark)
+
+    async def run(self) -> None:
+        """Sweep until cancelled."""
+        while True:
+            try:
+                await self.once()
+            except TiergateError as error:
+                log.warning("memory could not be swept, tried again later", error=error)
+            await self._clock.sleep(self._interval_s)

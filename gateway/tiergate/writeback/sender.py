@@ -19,7 +19,9 @@ from tiergate.observe.metrics import Metrics
 from tiergate.origin.client import Condition, OriginClient
 from tiergate.origin.retry import Tries
 from tiergate.origin.stamp import described
+from tiergate.replication.base import Alone, Notice, Replication
 from tiergate.s3.checksums import FULL_OBJECT, HEADER_PREFIX, block_checksum, bodies_crc64nvme
+from tiergate.writeback.standing import ALONE, Standing
 from tiergate.writeback.withdrawal import Withdrawals, bodies_of
 
 T = TypeVar("T")
@@ -65,6 +67,8 @@ class Sender:
         clock: Clock,
         metrics: Metrics,
         settings: SenderSettings,
+        standing: Standing = ALONE,
+        replication: Replication | None = None,
     ) -> None:
         self._directory = directory
         self._memory = memory
@@ -73,6 +77,8 @@ class Sender:
         self._clock = clock
         self._metrics = metrics
         self._settings = settings
+        self._standing = standing
+        self._replication = replication or Alone()
         self._knows: dict[str, bool] = {}
         """Checksum algorithms that the origin took, or refused."""
 
@@ -88,6 +94,7 @@ class Sender:
         async with visible(write):
             if write.base != NO_BASE:
                 await self._withdrawals.clear_way(write.name, deleting=True)
+            self._standing.check()
             await self._origin.delete_object(write.name)
         await self._directory.persisted(write.name, write.uid, "", self._clock.wall_s())
         self._persisted(write)
@@ -120,9 +127,11 @@ class Sender:
         moment, and then must stay."""
         await self._directory.persisted(write.name, write.uid, origin_etag, self._clock.wall_s())
         self._memory.clean(version.uid, [part.body.uid for part in version.parts])
-        pending = (await self._directory.get(write.name)).pending
-        if pending is not None and pending.uid == version.uid:
+        seen = await self._directory.get(write.name)
+        if seen.pending is not None and seen.pending.uid == version.uid:
             self._memory.hold_all(bodies_of(version), version.uid, dirty=True)
+        notice = Notice(write.name, version.uid, tuple(bodies_of(version)))
+        self._replication.notice(seen.holders.get(version.uid, ()), [notice])
         self._persisted(write)
         self._metrics.persisted_bytes.inc(version.size_bytes)
 
@@ -191,6 +200,7 @@ class Sender:
     async def _clear_way(self, write: Pending) -> None:
         if write.base != NO_BASE:
             await self._withdrawals.clear_way(write.name)
+        self._standing.check()
 
     # -- multipart
     async def _multipart(

@@ -8,7 +8,7 @@ that the origin refuses for good is quarantined: kept, still served, named in st
 import asyncio
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tiergate.clock import Clock
@@ -42,6 +42,13 @@ LOOK_SHARE = 0.2
 """Part of the time that looks may take where very much is pending."""
 
 LOOK_PAUSE_LIMIT_S = 2.0
+
+FIRST_LOOK_AGAIN_S = 0.25
+LAST_LOOK_AGAIN_S = 1.0
+"""While writes wait for those of other nodes, which nobody tells of."""
+
+SHARED_LOOK_S = 5.0
+"""How often is looked in a cluster without any sign: other nodes may give this one something to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,10 @@ class Uploader:
         self._orphans_at_s = 0.0
         self._changed = asyncio.Event()
         self._slots = slots
+        self._look_again_s = FIRST_LOOK_AGAIN_S
+        self._in_the_way: frozenset[str] = frozenset()
+        self.in_order: Callable[[Sequence[Pending]], Sequence[Pending]] = by_place
+        """In which order what is owed is begun."""
         gate.on_wait = self._begin_ready
 
     def wake(self) -> None:
@@ -139,24 +150,43 @@ class Uploader:
 
     async def _look(self) -> float | None:
         """Read what is pending and start what is due; the seconds until something else is, None for "when woken"."""
-        view = await self._gate.look()
+        own = await self._gate.look()
         now_s = self._clock.wall_s()
         # No wait is longer than the longest backoff, even if the clock was set back.
         last_s = now_s + self._settings.backoff_cap_s
         self._not_before = {name: at_s for name, at_s in self._not_before.items() if now_s < at_s <= last_s}
+        held: list[str] = []
+
+        def blocked(write: Pending) -> Blocked | None:
+            found = self._gate.blocked(write)
+            if found is not None:
+                held.append(write.uid)
+            return found
+
         due = plan(
-            view,
+            self.in_order(own),
             in_flight=set(self._tasks),
             waiting=self._gate.waiting,
             limits=Limits(self._settings.begun_count + AHEAD_COUNT),
             now_s=now_s,
             not_before=self._not_before,
-            blocked=lambda write: self._gate.blocked(write, view),
+            blocked=blocked,
         )
         self._ready = deque(due.start)
         self._begin_ready()
         times_s = [due.wake_at_s, await self._look_after_orphans(now_s)]
-        return min((max(0.0, at_s - now_s) for at_s in times_s if at_s is not None), default=None)
+        waits_s = [max(0.0, at_s - now_s) for at_s in times_s if at_s is not None]
+        if self._gate.is_shared:
+            waits_s.append(self._look_again(frozenset(held)))
+        return min(waits_s, default=None)
+
+    def _look_again(self, held: frozenset[str]) -> float:
+        """When to look again though nothing happened here: ever later while the same writes are held back."""
+        if not held and not self._gate.waiting:
+            return SHARED_LOOK_S
+        again_s = self._look_again_s if held == self._in_the_way else FIRST_LOOK_AGAIN_S
+        self._in_the_way, self._look_again_s = held, min(2 * again_s, LAST_LOOK_AGAIN_S)
+        return again_s
 
     def _begin_ready(self) -> None:
         """Begin what was chosen, as far as there is room. That it was superseded since is found when it begins."""
@@ -235,7 +265,12 @@ class Uploader:
             self._metrics.integrity_failures.inc(1, "memory")
         code = f"{error.status} {error.code}" if isinstance(error, OriginRefusedError) else type(error).__name__
         reason = f"{code}: {error.message}"
-        await self._directory.quarantine(write.name, write.uid, reason)
+        try:
+            await self._directory.quarantine(write.name, write.uid, reason)
+        except FencedError:
+            # Another node owns it by now.
+            self._metrics.superseded_writes.inc()
+            return "superseded"
         log.error("write-back refused for good; kept and quarantined", reason=reason, **context(write))
         self._metrics.quarantines.inc()
         return "quarantined"
@@ -264,6 +299,11 @@ class Uploader:
 
     def _backoff_s(self, attempt: int) -> float:
         return delay_s(attempt, self._random, self._settings.backoff_base_s, self._settings.backoff_cap_s)
+
+
+def by_place(owed: Sequence[Pending]) -> Sequence[Pending]:
+    """The order in which the directory gives it."""
+    return owed
 
 
 def context(write: Pending) -> dict[str, str]:

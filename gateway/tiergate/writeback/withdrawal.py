@@ -16,6 +16,8 @@ from tiergate.model import BLOCK_BYTES, NO_BASE, ObjectName, Pending, Record, Ro
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
 from tiergate.origin.client import OriginClient, OriginObject
+from tiergate.writeback.copier import Copier
+from tiergate.writeback.standing import ALONE, Standing
 
 log = get_logger(__name__)
 
@@ -27,7 +29,8 @@ WITHDRAW_ATTEMPTS_COUNT = 4
 
 
 class Withdrawals:
-    """Takes markers out of the origin. `version_of` makes the identity of an object found there."""
+    """Takes markers out of the origin. `version_of` makes the identity of an object found there. `copier`: in a
+    cluster, who sees to it that what the origin is about to lack is on enough nodes."""
 
     def __init__(
         self,
@@ -39,6 +42,8 @@ class Withdrawals:
         metrics: Metrics,
         version_of: Callable[[OriginObject, float], Version],
         revalidate_s: float,
+        standing: Standing = ALONE,
+        copier: Copier | None = None,
     ) -> None:
         self._directory = directory
         self._memory = memory
@@ -48,6 +53,8 @@ class Withdrawals:
         self._metrics = metrics
         self._version_of = version_of
         self._revalidate_s = revalidate_s
+        self._standing = standing
+        self._copier = copier
         self._looked: dict[tuple[str, str], float] = {}
 
     async def clear_way(self, name: ObjectName, *, deleting: bool = False) -> None:
@@ -83,6 +90,7 @@ class Withdrawals:
             if pending.base == NO_BASE and not pending.begun:
                 return
             # One that has begun may have landed, though nobody heard of it.
+            self._standing.check()
             await self._origin.delete_object(marker)
             await self._directory.withdrawn(marker, pending.uid)
             self._metrics.withdrawals.inc()
@@ -111,6 +119,9 @@ class Withdrawals:
                 pins.enter_context(pin)
             if not self._memory.hold_all(bodies, version.uid, dirty=True):
                 raise evicted(record)
+            if self._copier is not None and not await self._copier.copy(record.name, version):
+                await self._let_go(record.name, version)
+                return None
             pending = await self._directory.withdraw(record.name, version.uid, self._clock.wall_s())
             if pending is None:
                 await self._let_go(record.name, version)

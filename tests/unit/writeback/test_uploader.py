@@ -17,6 +17,7 @@ from tiergate.testing.directory_contract import make_intent, make_version
 from tiergate.writeback.fence import FenceMode
 from tiergate.writeback.gate import Gate
 from tiergate.writeback.sender import Sender, Visible, all_of
+from tiergate.writeback.standing import Standing
 from tiergate.writeback.uploader import Uploader, UploaderSettings
 
 BACKOFF_S = 10.0
@@ -89,7 +90,7 @@ class Node:
         self.metrics = Metrics()
         self.sender = ScriptedSender(self.directory)
         slots = asyncio.Semaphore(slots_count)
-        self.gate = Gate(self.directory, self.clock, lambda name: FenceMode.AUTO, QUIET_S, "uploader", slots)
+        self.gate = Gate(self.directory, self.clock, lambda name: FenceMode.AUTO, QUIET_S, Standing("uploader"), slots)
         self.uploader = Uploader(
             self.directory,
             cast(Sender, self.sender),

@@ -1,0 +1,70 @@
+"""Under which name and which membership a process changes the origin."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tiergate.errors import MembershipOverError
+from tiergate.model import Holder
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who has a step under way: a process, by the token of its lease (empty: its node as a whole), and in a cluster the
+    membership it began the step under."""
+
+    token: str
+    holder: Holder | None = None
+
+    def __str__(self) -> str:
+        return f"{self.holder.node}@{self.holder.epoch}/{self.token}" if self.holder else self.token
+
+    @classmethod
+    def parse(cls, text: str) -> "Actor":
+        """The reverse of `str`. No token holds a slash."""
+        membership, slash, token = text.rpartition("/")
+        if not slash:
+            return cls(text)
+        node, _, epoch = membership.rpartition("@")
+        return cls(token, Holder(node, int(epoch)))
+
+
+def _nobody() -> Holder | None:
+    return None
+
+
+def _always() -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Of the process that `token` names. `me`: its node's membership, None for a node alone; raises
+    `MembershipOverError` between two. `stands`: whether that may act now, by this machine's clock. `is_shared`: other
+    nodes write into the same origin through the same directory."""
+
+    token: str = ""
+    me: Callable[[], Holder | None] = _nobody
+    stands: Callable[[], bool] = _always
+    is_shared: bool = False
+
+    def check(self) -> None:
+        """To be called right before each change of the origin that can be seen.
+
+        Raises:
+            MembershipOverError: this node must change nothing any more; others may be at it.
+        """
+        if not self.stands():
+            raise MembershipOverError("this node's lease was not renewed in time: it changes nothing in the origin")
+
+    @property
+    def actor(self) -> Actor:
+        """This process as steps name it.
+
+        Raises:
+            MembershipOverError: its node is no member now.
+        """
+        return Actor(self.token, self.me())
+
+
+ALONE = Standing()
+"""Of a node without a cluster, where nobody else's steps need to be told apart from its own."""
