@@ -6,6 +6,7 @@ Everything here may be done by several nodes at once, or twice: the directory de
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tiergate.clock import Clock
@@ -98,7 +99,7 @@ class Survivors:
         if self._adopted != me:
             await self._readopt(me)
             self._adopted = me
-        await self._find_lost(me, live)
+        await self._look_for_bytes(me, live)
         owed = await self._orphans(me, live)
         steps = [step for step in await self._directory.steps() if Actor.parse(step.holder).holder]
         named = {write.owner for write in owed if write.owner}
@@ -117,7 +118,7 @@ class Survivors:
     async def _orphans(self, me: Holder, live: Live) -> list[Pending]:
         """Pending writes whose owner's membership is over, as far as they may be this node's affair."""
         found: list[Pending] = []
-        for name in sorted(await self._directory.owners() - {me.node}):
+        for name in sorted(await self._directory.owners()):
             node = live.nodes.get(name)
             if node is not None and self._settled.get(name) == node.epoch:
                 continue
@@ -169,26 +170,30 @@ class Survivors:
         self._metrics.lost_writes.inc()
         log.error("an acknowledged write is lost unless a node that held it comes back", **context(write))
 
-    async def _find_lost(self, me: Holder, live: Live) -> None:
-        """Lost writes of this node's whose bytes are somewhere again."""
+    async def _look_for_bytes(self, me: Holder, live: Live) -> None:
+        """What this node owes and does not hold: it was lost, or is about to be; or its bytes are somewhere again."""
+        dirty = self._memory.dirty_holders()
         for write in await self._directory.pending():
-            if write.quarantined != LOST:
+            if write.kind is Kind.DELETE or (write.uid in dirty and write.quarantined != LOST):
                 continue
             seen = await self._directory.get(write.name)
-            if seen.pending is None or seen.pending.uid != write.uid:
+            if seen.pending is None or seen.pending.uid != write.uid or seen.pending.owner != me:
                 continue
-            try:
+            with suppress(FencedError, HolderLostError):  # Somebody was faster, or the holder is gone again.
                 if self._keep(seen, write.uid):
-                    await self._directory.quarantine(write.name, write.uid, "")
-                    self._metrics.found_writes.inc()
-                    log.warning("a lost write was found", **context(write))
-                    self._on_claimed()
-                    continue
-                others = sorted(live.still(holders_of(seen, write.uid)) - {me})
-                if others:
+                    await self._release(write)
+                elif others := sorted(live.still(holders_of(seen, write.uid)) - {me}):
                     await self._directory.give(write.name, write.uid, others[0])
-            except (FencedError, HolderLostError):
-                continue  # Somebody was faster, or the holder is gone again.
+                elif not write.quarantined:
+                    await self._set_aside(write)
+
+    async def _release(self, write: Pending) -> None:
+        if write.quarantined != LOST:
+            return
+        await self._directory.quarantine(write.name, write.uid, "")
+        self._metrics.found_writes.inc()
+        log.warning("a lost write was found", **context(write))
+        self._on_claimed()
 
     # -- what this node held before
     async def _readopt(self, me: Holder) -> None:

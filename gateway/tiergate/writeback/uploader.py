@@ -126,7 +126,10 @@ class Uploader:
                     wake_s = await self._look()
                 except Exception as error:  # Whatever it is: nobody else would go on with write-back.
                     failures += 1
-                    log.exception("looking for what to write back failed, tried again", error=error)
+                    if isinstance(error, OverloadedError):
+                        log.warning("looking for what to write back failed, tried again", error=error)
+                    else:
+                        log.exception("looking for what to write back failed unexpectedly, tried again", error=error)
                     await self._clock.sleep(self._backoff_s(failures))
                     continue
                 failures = 0

@@ -1,0 +1,90 @@
+"""Promises P4 and P10 over several nodes, with the real write-back, take-over and repair: whatever dies, freezes or
+gets lost, each acknowledged version whose holders did not all lose their memory comes to the origin, once, in order.
+
+A history is made from its seed alone. `TIERGATE_SIMULATIONS=first:count` looks at others than CI does.
+"""
+
+import asyncio
+import os
+
+import pytest
+from tests.property.cluster_world import World
+
+from tiergate.testing.virtualtime import run_virtually
+
+KEYS = (
+    "run/1/a",
+    "run/1/b",
+    "run/1/large",
+    "run/1/.metadata.tmp",
+    "run/1/.metadata",
+    "run/2/a",
+    "run/2/.metadata",
+    "run/.metadata",
+    "run/checkpoint_manager_snapshot.json",
+)
+
+OFTEN = (
+    ["put"] * 14
+    + ["delete"] * 3
+    + ["wait"] * 8
+    + ["freeze", "thaw", "cut", "mend", "kill", "kill", "start", "start", "outage", "outage over"]
+)
+
+GROUP_COUNT = 50
+CI_COUNT = 300
+
+
+async def history(seed: int) -> None:
+    world = World(seed, node_count=3 + seed % 3)
+    rng = world.rng
+    try:
+        members = asyncio.create_task(world.keep_members())
+        for node in world.nodes.values():
+            node.join()
+            node.start()
+        await asyncio.sleep(0.5)
+        keys = rng.sample(KEYS, rng.randint(2, 5))
+        for _ in range(rng.randint(10, 80)):
+            node = rng.choice(list(world.nodes.values()))
+            action = rng.choice(OFTEN)
+            if action in ("put", "delete") and node.is_up and node.process is not None:
+                call = node.process.put if action == "put" else node.process.delete
+                node.process.run(call(rng.choice(keys), rng.randint(0, 3)))
+                await asyncio.sleep(rng.choice((0.0, 0.01, 0.1, 0.5)))
+            elif action == "wait":
+                await asyncio.sleep(rng.choice((0.05, 0.3, 1.0, 3.0, 8.0, 25.0)))
+            elif action == "freeze":
+                node.thawed.clear()
+            elif action == "thaw":
+                node.thawed.set()
+            elif action in ("cut", "mend"):
+                node.is_cut = action == "cut"
+            elif action in ("outage", "outage over"):
+                world.is_origin_away = action == "outage"
+            elif action == "kill":
+                await node.kill(wipe=rng.random() < 0.3)
+            elif action == "start":
+                node.start()
+            assert not world.broken, world.broken
+        await world.settle()
+        world.check_end()
+        members.cancel()
+    finally:
+        await world.close()
+
+
+def seeds() -> list[range]:
+    first, _, count = os.environ.get("TIERGATE_SIMULATIONS", f"0:{CI_COUNT}").partition(":")
+    start, stop = int(first), int(first) + int(count or CI_COUNT)
+    return [range(at, min(at + GROUP_COUNT, stop)) for at in range(start, stop, GROUP_COUNT)]
+
+
+@pytest.mark.parametrize("group", seeds(), ids=lambda group: f"{group.start}-{group.stop - 1}")
+def test_acknowledged_writes_reach_the_origin_in_order_whatever_dies(group: range) -> None:
+    for seed in group:
+        try:
+            run_virtually(history(seed))
+        except BaseException as error:
+            error.add_note(f"TIERGATE_SIMULATIONS={seed}:1 makes this history again")
+            raise
