@@ -4,21 +4,25 @@ A copy of bytes that are in memory shares them. A copy whose source lies only in
 """
 
 import base64
+from functools import partial
 from typing import Any
 
-from tiergate.engine.acks import ACK_HEADER, ACK_MEMORY
+from tiergate.engine.acks import ACK_HEADER, memory_ack
+from tiergate.engine.afterwards import Afterwards
 from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call
 from tiergate.engine.current import Current, Resolver
 from tiergate.engine.digests import object_digest
 from tiergate.engine.forwarding import Forwarding
 from tiergate.engine.ground import WriteConditions
+from tiergate.engine.holding import Holding
 from tiergate.engine.identity import Description
 from tiergate.engine.intake import Intake
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.writes import Writes
-from tiergate.errors import RequestError
-from tiergate.model import ObjectName, Version, new_uid
+from tiergate.errors import MemoryFullError, RequestError
+from tiergate.model import Body, ObjectName, Version, new_uid
+from tiergate.replication.base import Notice
 from tiergate.s3.checksums import ALGORITHMS, FULL_OBJECT
 from tiergate.s3.conditions import check_copy_source, copy_source_conditions
 from tiergate.s3.copysource import parse_copy_source
@@ -53,6 +57,7 @@ class Copies:
         intake: Intake,
         forwarding: Forwarding,
         writes: Writes,
+        afterwards: Afterwards,
     ) -> None:
         self._rooms = rooms
         self._buckets = buckets
@@ -60,6 +65,7 @@ class Copies:
         self._intake = intake
         self._forwarding = forwarding
         self._writes = writes
+        self._afterwards = afterwards
 
     async def copy(self, call: Call) -> Answer:
         """CopyObject."""
@@ -75,22 +81,23 @@ class Copies:
         check_copy_source(copy_source_conditions(call.params), current.etags, current.version.modified_s)
         await self._intake.admit()
         version = await self._described(call, source, current)
-        if version is None or not self._share(current, version):
+        if version is None or not self._can_share(call.name, current, version):
             return await self._forwarding.write(call, [call.name], [source])
-        try:
-            conditions = WriteConditions.of(call.params)
-            ground = await self._writes.ground(call.name, conditions)
-            await self._writes.commit(call.name, version, conditions, ground)
-        except BaseException:
-            self._rooms.let_go(version)
-            raise
+        async with self._holding(call.name, version) as holding:
+            is_shared = await self._share(call.name, current, version, holding)
+            if is_shared:
+                conditions = WriteConditions.of(call.params)
+                ground = await self._writes.ground(call.name, conditions)
+                await self._writes.commit(call.name, version, conditions, ground, holding)
+        if not is_shared:
+            return await self._forwarding.write(call, [call.name], [source])
         result: dict[str, Any] = {"ETag": version.etag, "LastModified": version.modified_s}
         for algorithm, value in version.checksums.items():
             result[f"Checksum{algorithm.upper()}"] = value
         if version.checksums:
             result["ChecksumType"] = version.checksum_type
         headers, body = render(call.operation, {"CopyObjectResult": result})
-        headers[ACK_HEADER] = ACK_MEMORY
+        headers[ACK_HEADER] = memory_ack(holding.copies.count)
         return Answer(200, headers, body)
 
     async def _described(self, call: Call, source: ObjectName, current: Current) -> Version | None:
@@ -148,7 +155,44 @@ class Copies:
             checksum_type=FULL_OBJECT if checksums else "",
         )
 
-    def _share(self, current: Current, version: Version) -> bool:
-        """Hold the source's bytes for the copy; False if they are not all in memory."""
-        bodies = [part.body.uid for part in version.parts if part.body.size_bytes]
-        return self._rooms.memory.hold_all(bodies, version.uid, dirty=True)
+    def _can_share(self, name: ObjectName, current: Current, version: Version) -> bool:
+        """Hold the source's bytes for the copy where they are in memory; where they are not, or not all, whether
+        others have them. False too if there are too few nodes for the copies."""
+        rooms = self._rooms
+        if not rooms.replication.can_reach(rooms.copies_count(name)):
+            return False
+        if rooms.memory.hold_all([body.uid for body in filled(version)], version.uid, dirty=True):
+            return True
+        return bool(rooms.replication.sources(current.holders))
+
+    async def _share(self, name: ObjectName, current: Current, version: Version, holding: Holding) -> bool:
+        """Have the copy's bytes held by this node and enough others; False, with nothing held, if they are elsewhere
+        and find no room here.
+
+        Raises:
+            TooFewCopiesError: as `Holding.spread`.
+        """
+        bodies = filled(version)
+        at = {body.uid: sorted(current.holders) for body in bodies}
+        try:
+            await holding.spread(bodies, self._rooms.copies_count(name), at)
+        except MemoryFullError:
+            await holding.give_back()
+            return False
+        return True
+
+    def _holding(self, name: ObjectName, version: Version) -> Holding:
+        known = partial(self._writes.is_current, name, version.uid)
+
+        async def undo() -> None:
+            body_uids = [body.uid for body in filled(version)]
+            self._rooms.memory.drop(version.uid, body_uids)
+            self._rooms.replication.notice(holding.copies.holders, [Notice(name, version.uid, tuple(body_uids))])
+
+        holding = Holding(self._rooms, self._afterwards, name, version.uid, known, undo)
+        return holding
+
+
+def filled(version: Version) -> list[Body]:
+    """The version's bodies that have bytes."""
+    return [part.body for part in version.parts if part.body.size_bytes]

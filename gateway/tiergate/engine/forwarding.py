@@ -138,7 +138,7 @@ class Forwarding:
         if answer.status < 300:
             for upload in await rooms.directory.list_uploads(bucket, ""):
                 parts = await rooms.directory.abort_upload(upload.upload_id) or ()
-                rooms.memory.drop(upload.upload_id, [part.body.uid for part in parts])
+                rooms.drop_parts(upload.name, upload.upload_id, parts)
             for record in await rooms.directory.scan(bucket, "", "", MANY):
                 rooms.let_go(await rooms.directory.forget(record.name, None))
         return answer

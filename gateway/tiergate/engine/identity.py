@@ -1,7 +1,7 @@
 """How a version gets its identity from the request that writes it (promise P6). Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -135,13 +135,14 @@ def completed_version(
     checksums: dict[str, str],
     checksum_type: str,
 ) -> Version:
-    """The version that a CompleteMultipartUpload makes from its parts."""
+    """The version that a CompleteMultipartUpload makes from its parts. Where they were is not a part's matter any
+    more: the version has its holders."""
     return Version(
         uid=begun.uid,
         size_bytes=sum(part.body.size_bytes for part in parts),
         etag=multipart_etag([part.etag for part in parts]),
         modified_s=modified_s,
-        parts=parts,
+        parts=tuple(replace(part, at=()) if part.at else part for part in parts),
         headers=begun.headers,
         metadata=begun.metadata,
         tagging=begun.tagging,

@@ -1,46 +1,104 @@
-"""Taking a request body into memory: room is reserved before the first byte is read, and given back on any failure."""
+"""Taking a request body into memory, here and on peers at the same time: room is reserved before the first byte is
+read, and given back on any failure."""
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
+from tiergate.engine.afterwards import Afterwards
 from tiergate.engine.calls import IncomingBody
-from tiergate.engine.rooms import Rooms
-from tiergate.errors import OverloadedError, RequestError
+from tiergate.engine.holding import Holding
+from tiergate.engine.rooms import Rooms, log_name
+from tiergate.errors import OverloadedError, RequestError, TooFewCopiesError
 from tiergate.memory.memory import Receiving
 from tiergate.model import Body, ObjectName
 from tiergate.policy.admission import LossBounds, admit
+from tiergate.replication.base import Copies, Copying
 
 INLINE_HASH_BYTES = 32 << 10
+
+AGE_KEPT_S = 1.0
+"""How long the age of the oldest un-persisted write is believed where the directory is behind a network, while it is
+below half of the bounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A body that is sealed in memory: proved, held for its holder, not yet committed."""
+    """A body that is sealed in memory: proved, held for its holder, not yet committed. `copies`: where else it is."""
 
     body: Body
     md5_hex: str | None
     checksums: dict[str, str]
+    copies: Copies
+
+
+class Arrival(Holding):
+    """A body on its way into memory. A context, as any holding; enter it at once."""
+
+    def __init__(
+        self,
+        rooms: Rooms,
+        afterwards: Afterwards,
+        name: ObjectName,
+        holder: str,
+        known: Callable[[], Awaitable[bool]],
+        receiving: Receiving,
+        copying: Copying,
+        copies_count: int,
+    ) -> None:
+        super().__init__(rooms, afterwards, name, holder, known, self._abort)
+        self._receiving = receiving
+        self._copying = copying
+        self._asked_count = copies_count
+
+    @property
+    def received_bytes(self) -> int:
+        """How much has come."""
+        return self._receiving.received_bytes
+
+    async def write(self, piece: bytes | memoryview) -> None:
+        """Take the next piece, here and on peers.
+
+        Raises:
+            MemoryFullError: as `Receiving.write`.
+        """
+        self._receiving.write(piece)
+        await self._copying.write(piece)
+
+    async def seal(self) -> Body:
+        """The body is whole, here and on enough peers.
+
+        Raises:
+            TooFewCopiesError: the peers that are left are too few.
+        """
+        body = self._receiving.seal()
+        self.held([body], await self._copying.seal(body), self._asked_count)
+        return body
+
+    async def _abort(self) -> None:
+        self._receiving.abort()
+        await self._copying.abort()
 
 
 class Intake:
     """Admits bodies into this node's memory."""
 
-    def __init__(self, rooms: Rooms) -> None:
+    def __init__(self, rooms: Rooms, afterwards: Afterwards) -> None:
         self._rooms = rooms
+        self._afterwards = afterwards
+        self._age: tuple[float, float] | None = None
+        """The age of the oldest un-persisted write, and when it was asked for."""
 
     async def admit(self) -> None:
-        """Hold up or refuse a write while the oldest un-persisted one is too old.
+        """Hold up or refuse a write while the oldest un-persisted one of this node is too old.
 
         Raises:
             OverloadedError: the bound of loss is reached.
         """
         settings = self._rooms.settings
         bounds = LossBounds(settings.dirty_age_slow_s, settings.dirty_age_limit_s)
-        oldest_s = await self._rooms.directory.oldest_pending_s()
-        age_s = self._rooms.clock.wall_s() - oldest_s if oldest_s is not None else 0.0
-        decision = admit(age_s, bounds)
+        decision = admit(await self._oldest_age_s(bounds), bounds)
         if decision.refused:
             self._rooms.metrics.refused_writes.inc()
             raise OverloadedError("un-persisted data is older than the configured bound", retry_after_s=5)
@@ -48,19 +106,53 @@ class Intake:
             self._rooms.metrics.slowed_writes.inc()
             await self._rooms.clock.sleep(decision.delay_s)
 
-    def reserve(self, body_uid: str, body: IncomingBody, holder: str) -> Receiving:
-        """Room for the whole body.
+    async def _oldest_age_s(self, bounds: LossBounds) -> float:
+        now_s = self._rooms.clock.monotonic_s()
+        if self._age is not None and not self._rooms.is_alone:
+            age_s, asked_s = self._age
+            nearest_s = min((bound for bound in (bounds.slow_s, bounds.refuse_s) if bound), default=float("inf"))
+            if now_s - asked_s < AGE_KEPT_S and age_s + AGE_KEPT_S < nearest_s / 2:
+                return age_s
+        oldest_s = await self._rooms.directory.oldest_pending_s()
+        age_s = self._rooms.clock.wall_s() - oldest_s if oldest_s is not None else 0.0
+        self._age = (age_s, now_s)
+        return age_s
+
+    def check_size(self, size_bytes: int | None) -> None:
+        """Raises:
+        RequestError: EntityTooLarge.
+        """
+        if size_bytes is not None and size_bytes > self._rooms.settings.max_body_bytes:
+            raise RequestError("EntityTooLarge", "Your proposed upload exceeds the maximum allowed size")
+
+    def reserve(
+        self,
+        name: ObjectName,
+        body_uid: str,
+        holder: str,
+        size_bytes: int | None,
+        known: Callable[[], Awaitable[bool]],
+    ) -> Arrival:
+        """Room for the whole body. `known`: whether the directory knows of it, should that come into doubt.
 
         Raises:
             MemoryFullError: none to be had; the body is untouched.
-            RequestError: EntityTooLarge.
+            TooFewCopiesError: too few nodes live for as many copies as the key's rule asks for; likewise.
         """
-        size = body.size_bytes
-        if size is None:
-            return self._rooms.memory.receive_unsized(body_uid, holder, self._rooms.settings.max_body_bytes)
-        if size > self._rooms.settings.max_body_bytes:
-            raise RequestError("EntityTooLarge", "Your proposed upload exceeds the maximum allowed size")
-        return self._rooms.memory.receive(body_uid, size, holder)
+        memory, replication = self._rooms.memory, self._rooms.replication
+        copies_count = self._rooms.copies_count(name)
+        if not replication.can_reach(copies_count):
+            raise TooFewCopiesError("too few nodes for the copies", copies=copies_count, **log_name(name))
+        if size_bytes is None:
+            receiving = memory.receive_unsized(body_uid, holder, self._rooms.settings.max_body_bytes)
+        else:
+            receiving = memory.receive(body_uid, size_bytes, holder)
+        try:
+            copying = replication.begin(name, holder, body_uid, size_bytes, copies_count)
+        except BaseException:  # Whatever it was, the room was reserved for nothing.
+            receiving.abort()
+            raise
+        return Arrival(self._rooms, self._afterwards, name, holder, known, receiving, copying, copies_count)
 
     def wants_md5(self, name: ObjectName, size_bytes: int | None) -> bool:
         """Whether the ETag of such a body is its MD5 (design section 6); for an unknown length: whether it may be."""
@@ -69,42 +161,33 @@ class Intake:
             return True
         return size_bytes is None or size_bytes <= settings.exact_etag_bytes
 
-    async def take(self, name: ObjectName, body: IncomingBody, receiving: Receiving) -> Taken:
-        """Stream the body into the reserved room, prove it and seal it. Gives the room back on any failure,
-        cancellation included."""
-        try:
-            md5_hex = await self._pour(name, body.pieces(), receiving, body.size_bytes)
-            checksums = await body.verify()
-            sealed = receiving.seal()
-        except BaseException:
-            receiving.abort()
-            raise
+    async def take(self, name: ObjectName, body: IncomingBody, arrival: Arrival) -> Taken:
+        """Stream the body into the reserved room, prove it and seal it."""
+        md5_hex = await self._pour(name, body.pieces(), arrival, body.size_bytes)
+        checksums = await body.verify()
+        sealed = await arrival.seal()
         self._rooms.metrics.ingested_bytes.inc(sealed.size_bytes)
-        return Taken(sealed, md5_hex, checksums)
+        return Taken(sealed, md5_hex, checksums, arrival.copies)
 
     async def copy(
-        self, name: ObjectName, pieces: AsyncIterator[bytes | memoryview], receiving: Receiving, size_bytes: int
+        self, name: ObjectName, pieces: AsyncIterator[bytes | memoryview], arrival: Arrival, size_bytes: int
     ) -> Taken:
         """Like `take`, for bytes that come from another object and so are proved already."""
-        try:
-            md5_hex = await self._pour(name, pieces, receiving, size_bytes)
-            return Taken(receiving.seal(), md5_hex, {})
-        except BaseException:
-            receiving.abort()
-            raise
+        md5_hex = await self._pour(name, pieces, arrival, size_bytes)
+        return Taken(await arrival.seal(), md5_hex, {}, arrival.copies)
 
     async def _pour(
         self,
         name: ObjectName,
         pieces: AsyncIterator[bytes | memoryview],
-        receiving: Receiving,
+        arrival: Arrival,
         size_bytes: int | None,
     ) -> str | None:
         """Write all pieces into memory; the MD5 in hexadecimal where the ETag is to be exact."""
         md5 = hashlib.md5(usedforsecurity=False) if self.wants_md5(name, size_bytes) else None
         async for piece in pieces:
-            receiving.write(piece)
-            if md5 is not None and size_bytes is None and not self.wants_md5(name, receiving.received_bytes):
+            await arrival.write(piece)
+            if md5 is not None and size_bytes is None and not self.wants_md5(name, arrival.received_bytes):
                 md5 = None  # Its length was unknown; it turns out to be a large one.
             if md5 is None:
                 continue

@@ -5,17 +5,21 @@ byte to the last overwrite. Uploads that the gateway did not begin are the origi
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tiergate.directory.base import Committed, Finished, Intent
-from tiergate.engine.acks import ACK_HEADER, ACK_MEMORY, ACK_ORIGIN
+from tiergate.engine.acks import ACK_HEADER, ACK_ORIGIN, memory_ack
+from tiergate.engine.afterwards import Afterwards
 from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call
 from tiergate.engine.digests import bodies_digest
 from tiergate.engine.forwarding import READING_METHODS, Forwarding, named_source
 from tiergate.engine.ground import WriteConditions
+from tiergate.engine.holding import Holding
 from tiergate.engine.identity import Description, completed_version, part_etag
-from tiergate.engine.intake import Intake, Taken
+from tiergate.engine.intake import Arrival, Intake, Taken
 from tiergate.engine.lasting import patient
 from tiergate.engine.listing import owned_by
 from tiergate.engine.parts import (
@@ -31,8 +35,8 @@ from tiergate.engine.parts import (
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.spill import Spill
 from tiergate.engine.writes import Writes, put_members
-from tiergate.errors import MemoryFullError, NotFoundError, RequestError
-from tiergate.model import Part, Upload, Version, new_uid
+from tiergate.errors import MemoryFullError, NotFoundError, RequestError, TooFewCopiesError
+from tiergate.model import Holder, Part, Upload, Version, new_uid
 from tiergate.s3.checksums import ALGORITHMS
 from tiergate.s3.etag import unquote
 from tiergate.s3.operations import render
@@ -55,7 +59,14 @@ class Multipart:
     """The six multipart operations (UploadPartCopy lives with the copies)."""
 
     def __init__(
-        self, rooms: Rooms, buckets: Buckets, intake: Intake, forwarding: Forwarding, writes: Writes, spill: Spill
+        self,
+        rooms: Rooms,
+        buckets: Buckets,
+        intake: Intake,
+        forwarding: Forwarding,
+        writes: Writes,
+        spill: Spill,
+        afterwards: Afterwards,
     ) -> None:
         self._rooms = rooms
         self._buckets = buckets
@@ -63,6 +74,7 @@ class Multipart:
         self._forwarding = forwarding
         self._writes = writes
         self._spill = spill
+        self._afterwards = afterwards
 
     async def upload_of(self, call: Call) -> Upload | None:
         """The gateway's upload that the request names; None for one that the gateway did not begin."""
@@ -105,30 +117,39 @@ class Multipart:
         return Answer(200, headers, body)
 
     async def upload_part(self, call: Call) -> Answer:
-        """UploadPart into memory; without room, parts of this very upload move on to the origin."""
+        """UploadPart into memory; without room, or nodes for the copies, parts of this very upload move on to the
+        origin."""
         number = part_number(call)
         upload = await self.upload_of(call)
         if upload is None:
             return await self.foreign(call)
         check_part_algorithm(upload, call.headers)
         await self._intake.admit()
+        self._intake.check_size(call.body.size_bytes)
         uid = new_uid(self._rooms.clock.wall_s())
         try:
-            receiving = self._intake.reserve(uid, call.body, upload.upload_id)
-        except MemoryFullError:
+            arrival = self.reserve(upload, uid, call.body.size_bytes)
+        except (MemoryFullError, TooFewCopiesError):
             part = await self._spill.part_through(call.body, upload, number, uid)
         else:
-            taken = await self._intake.take(call.name, call.body, receiving)
-            try:
-                part = await self.keep_part(upload, number, taken)
-            except BaseException:
-                receiving.abort()
-                raise
+            async with arrival:
+                taken = await self._intake.take(call.name, call.body, arrival)
+                part = await self.keep_part(upload, number, arrival, taken)
         headers, _ = render(call.operation, part_members(part))
-        headers[ACK_HEADER] = ACK_ORIGIN if part.spilled_etag else ACK_MEMORY
+        headers[ACK_HEADER] = part_ack(part)
         return Answer(200, headers)
 
-    async def keep_part(self, upload: Upload, number: int, taken: Taken, known_etag: str = "") -> Part:
+    def reserve(self, upload: Upload, uid: str, size_bytes: int | None) -> Arrival:
+        """Room for a part's body; as `Intake.reserve`."""
+        known = partial(self._has_part, upload.upload_id, uid)
+        return self._intake.reserve(upload.name, uid, upload.upload_id, size_bytes, known)
+
+    async def _has_part(self, upload_id: str, uid: str) -> bool:
+        return any(part.body.uid == uid for part in await self._rooms.directory.list_parts(upload_id))
+
+    async def keep_part(
+        self, upload: Upload, number: int, arrival: Arrival, taken: Taken, known_etag: str = ""
+    ) -> Part:
         """Record a part whose bytes are sealed in memory, with the checksum of the upload's algorithm; a part it
         replaces lets its bytes go. `known_etag` is the ETag that the same bytes have as a part elsewhere.
 
@@ -140,11 +161,16 @@ class Multipart:
             checksums = {upload.algorithm: await bodies_digest(self._rooms.memory, [body], upload.algorithm)}
         now_s = int(self._rooms.clock.wall_s())
         part = Part(number, body, part_etag(body, taken.md5_hex or known_etag), now_s, checksums)
-        replaced = await self._rooms.directory.put_part(upload.upload_id, part)
+
+        async def attempt(holders: tuple[Holder, ...]) -> tuple[Part, Part | None]:
+            kept = replace(part, at=holders)
+            return kept, await self._rooms.directory.put_part(upload.upload_id, kept)
+
+        kept, replaced = await arrival.commit(attempt)
         self._rooms.memory.confirm(upload.upload_id, [body.uid])
         if replaced is not None:
-            self._rooms.memory.drop(upload.upload_id, [replaced.body.uid])
-        return part
+            self._rooms.drop_parts(upload.name, upload.upload_id, [replaced])
+        return kept
 
     async def abort(self, call: Call) -> Answer:
         """AbortMultipartUpload: the parts' memory is free when this returns."""
@@ -154,7 +180,7 @@ class Multipart:
         parts = await self._rooms.directory.abort_upload(upload.upload_id)
         if parts is None:
             raise no_such_upload(upload.upload_id)
-        self._rooms.memory.drop(upload.upload_id, [part.body.uid for part in parts])
+        self._rooms.drop_parts(upload.name, upload.upload_id, parts)
         await self._spill.abandon(upload)
         self._rooms.wake()
         return Answer(204)
@@ -184,29 +210,52 @@ class Multipart:
         role = self._rooms.markers.role_of(call.name, version.size_bytes)
         pairs = [(part.number, part.etag) for part in parts]
         used = {part.body.uid for part in parts}
-        unused = [part.body.uid for part in held if part.body.uid not in used]
+        unused = [part for part in held if part.body.uid not in used]
 
         async def through() -> Answer:
-            done = await self._spill.complete(upload, version, pairs, role, ground, conditions)
-            self._rooms.memory.drop(upload_id, unused)
+            done = await self._spill.complete(upload, version, parts, pairs, role, ground, conditions)
+            self._rooms.drop_parts(call.name, upload_id, unused)
             return self._complete_answer(call, done.etag, put_members(done), ACK_ORIGIN)
 
-        if any(part.spilled_etag for part in held):
+        copies_count = self._rooms.copies_count(call.name)
+        if any(part.spilled_etag for part in held) or not self._rooms.replication.can_reach(copies_count):
             return await patient(through(), ACK_ORIGIN, call.target.resource, call.request_id)
 
         async def attempt(intent: Intent) -> Committed:
             return await self._rooms.directory.finish_upload(upload_id, version, pairs, intent)
 
-        committed = await self._writes.guarded(call.name, role, conditions, ground, attempt)
-        self._writes.committed(version, committed)
-        self._rooms.memory.drop(upload_id, unused)
-        return self._complete_answer(call, version.etag, put_members(version), ACK_MEMORY)
+        async def here() -> Answer:
+            async with self._gathering(upload, parts) as holding:
+                at = {part.body.uid: part.at for part in parts}
+                await holding.spread([part.body for part in parts], copies_count, at)
+                committed = await self._writes.guarded(call.name, role, conditions, ground, attempt, holding)
+            self._writes.committed(call.name, version, committed)
+            self._rooms.drop_parts(call.name, upload_id, unused)
+            return self._complete_answer(call, version.etag, put_members(version), memory_ack(holding.copies.count))
+
+        if self._rooms.is_alone:
+            return await here()
+        # Parts may have to come from other nodes first.
+        return await patient(here(), memory_ack(copies_count), call.target.resource, call.request_id)
+
+    def _gathering(self, upload: Upload, parts: Sequence[Part]) -> Holding:
+        """The bytes of an upload, to be held here and on enough other nodes. They are the upload's, whatever becomes of
+        its completion: nothing is given back, nothing is in doubt, and they live as long as it or its version does."""
+
+        async def known() -> bool:
+            return True
+
+        async def undo() -> None:
+            self._rooms.memory.confirm(upload.upload_id, [part.body.uid for part in parts])
+
+        return Holding(self._rooms, self._afterwards, upload.name, upload.upload_id, known, undo)
 
     def _finished_answer(self, call: Call, finished: Finished, listed: Sequence[dict[str, Any]]) -> Answer:
         again = [(item["PartNumber"], unquote(item["ETag"])) for item in listed]
         if again != list(finished.parts):
             raise no_such_upload(call.params["UploadId"])
-        return self._complete_answer(call, finished.etag, {}, ACK_ORIGIN if finished.through else ACK_MEMORY)
+        ack = ACK_ORIGIN if finished.through else memory_ack(self._rooms.copies_count(call.name))
+        return self._complete_answer(call, finished.etag, {}, ack)
 
     def _complete_answer(self, call: Call, etag: str, members: dict[str, Any], ack: str) -> Answer:
         bucket, key = call.target.bucket, call.target.key
@@ -261,3 +310,8 @@ class Multipart:
             prefix = call.query("prefix") or ""
             return bool(await self._rooms.directory.list_uploads(call.target.bucket, prefix))
         return (call.query("uploadId") or "").startswith(UPLOAD_MARK)
+
+
+def part_ack(part: Part) -> str:
+    """The rule under which a part was acknowledged."""
+    return ACK_ORIGIN if part.spilled_etag else memory_ack(max(1, len(part.at)))

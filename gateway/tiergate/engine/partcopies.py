@@ -4,19 +4,25 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from tiergate.engine.acks import ACK_HEADER, ACK_MEMORY, ACK_ORIGIN
+from tiergate.engine.acks import ACK_HEADER
 from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call, Framing, Outgoing
 from tiergate.engine.copies import LARGEST_COPY_BYTES, too_large_to_copy
 from tiergate.engine.current import Current
 from tiergate.engine.forwarding import Forwarding
 from tiergate.engine.intake import Intake
-from tiergate.engine.multipart import Multipart
+from tiergate.engine.multipart import Multipart, part_ack
 from tiergate.engine.parts import part_members, part_number
 from tiergate.engine.reads import Reads
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.spill import Spill
-from tiergate.errors import MemoryFullError, OriginRefusedError, PreconditionError, RequestError
+from tiergate.errors import (
+    MemoryFullError,
+    OriginRefusedError,
+    PreconditionError,
+    RequestError,
+    TooFewCopiesError,
+)
 from tiergate.model import ObjectName, Part, Upload, Version, new_uid
 from tiergate.origin.answers import lower_names
 from tiergate.origin.forward import ForwardAnswer, ForwardRequest
@@ -101,21 +107,18 @@ class PartCopies:
         if body.version_id:
             output["CopySourceVersionId"] = body.version_id
         headers, answer = render(call.operation, output)
-        headers[ACK_HEADER] = ACK_ORIGIN if part.spilled_etag else ACK_MEMORY
+        headers[ACK_HEADER] = part_ack(part)
         return Answer(200, headers, answer)
 
     async def _kept(self, call: Call, upload: Upload, number: int, body: SourceBody) -> Part:
         uid, size_bytes = new_uid(self._rooms.clock.wall_s()), body.size_bytes or 0
         try:
-            receiving = self._rooms.memory.receive(uid, size_bytes, upload.upload_id)
-        except MemoryFullError:
+            arrival = self._multipart.reserve(upload, uid, size_bytes)
+        except (MemoryFullError, TooFewCopiesError):
             return await self._spill.part_through(body, upload, number, uid)
-        try:
-            taken = await self._intake.copy(call.name, body.pieces(), receiving, size_bytes)
-            return await self._multipart.keep_part(upload, number, taken, body.part_etag)
-        except BaseException:  # Cancelled too: no memory stays with a request that is over.
-            receiving.abort()
-            raise
+        async with arrival:
+            taken = await self._intake.copy(call.name, body.pieces(), arrival, size_bytes)
+            return await self._multipart.keep_part(upload, number, arrival, taken, body.part_etag)
 
     async def _current(self, call: Call, source: ObjectName) -> SourceBody:
         """The source as it is now, from the nearest tier.

@@ -6,11 +6,11 @@ from typing import Any, TypeVar
 from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call
 from tiergate.engine.current import Current, Resolver, no_such_key
-from tiergate.engine.fills import Fills, ForeignVersionError, Source
+from tiergate.engine.fills import Fills, ForeignVersionError, Route, Source, VanishedError
 from tiergate.engine.forwarding import Forwarding
 from tiergate.engine.outage import Outage
 from tiergate.engine.rooms import Rooms, bodies_of, log_name
-from tiergate.errors import NotFoundError, OverloadedError, RequestError, invariant
+from tiergate.errors import NotFoundError, OverloadedError, PeerError, RequestError, invariant
 from tiergate.memory.memory import Pin
 from tiergate.model import BLOCK_BYTES, Body, ObjectName, State, Version
 from tiergate.origin.stamp import DEFAULT_CONTENT_TYPE
@@ -56,7 +56,7 @@ class Reads:
         if only_origin_knows(call, current.version):
             return await self._forwarding.settled(call, [call.name])
         status, headers, start, end = self._head_of(call, current)
-        headers["x-tiergate-tier"] = self._tier(current.version)
+        headers["x-tiergate-tier"] = self._tier(current)
         return Answer(status, headers, b"", end - start)
 
     async def get(self, call: Call) -> Answer:
@@ -66,7 +66,7 @@ class Reads:
             if only_origin_knows(call, current.version):
                 raise OnlyOriginKnowsError
             status, headers, start, end = self._head_of(call, current)
-            headers["x-tiergate-tier"] = self._tier(current.version)
+            headers["x-tiergate-tier"] = self._tier(current)
             return status, headers, start, end
 
         try:
@@ -103,17 +103,17 @@ class Reads:
             decided = decide(current)
             stream = ObjectStream(self._rooms, self._fills, current, *span(decided))
             try:
-                async with self._outage.bounded(**log_name(name)):
-                    await stream.open()
+                if not await stream.open():
+                    async with self._outage.bounded(**log_name(name)):
+                        await stream.open_far()
             except ForeignVersionError:
                 await stream.close()
                 await self._resolver.forget(name, current.version.uid)
                 continue
             except VanishedError:
                 await stream.close()
-                if await self._is_current(current):
-                    self._rooms.metrics.lost_reads.inc()
-                    raise OverloadedError("the only copy of this version was lost", **log_name(name)) from None
+                if await self._stands(current):
+                    raise self._lost(current) from None
                 continue
             except BaseException:
                 await stream.close()
@@ -121,12 +121,24 @@ class Reads:
             return current, decided, stream
         raise OverloadedError("the object keeps changing in the origin", **log_name(name))
 
-    async def _is_current(self, current: Current) -> bool:
-        record = (await self._rooms.directory.get(current.record.name)).record
-        return record is not None and record.revision == current.record.revision
+    async def _stands(self, current: Current) -> bool:
+        """Whether nothing changed since: the version is where it was said to be."""
+        seen = await self._rooms.directory.get(current.record.name)
+        holders = seen.holders.get(current.version.uid, frozenset())
+        return seen.guard == current.record.modified and holders == current.holders
 
-    def _tier(self, version: Version) -> str:
-        return "memory" if self._rooms.holds_whole(version) else "origin"
+    def _lost(self, current: Current) -> OverloadedError:
+        name = current.record.name
+        if self._rooms.replication.sources(current.holders):
+            return OverloadedError("the nodes that have this version do not give it", **log_name(name))
+        self._rooms.metrics.lost_reads.inc()
+        return OverloadedError("the only copy of this version was lost", **log_name(name))
+
+    def _tier(self, current: Current) -> str:
+        """The nearest tier that has what this node has not."""
+        if self._rooms.holds_whole(current.version):
+            return "memory"
+        return route_of(self._rooms, current).tier
 
     def _head_of(self, call: Call, current: Current) -> tuple[int, dict[str, str], int, int]:
         """Status, headers and the half-open byte range of the answer."""
@@ -203,41 +215,58 @@ class OnlyOriginKnowsError(Exception):
     """The request is for what only the origin can say of the object."""
 
 
-class VanishedError(Exception):
-    """Bytes that only memory had are not there."""
+def route_of(rooms: Rooms, current: Current) -> Route:
+    """The way to a version's bytes that are not in this node's memory. The origin has only what is clean."""
+    record = current.record
+    origin_etag = record.origin_etag if record.state is State.CLEAN else None
+    return Route(rooms.replication.sources(current.holders), origin_etag)
 
 
 class ObjectStream:
     """The bytes [start, end) of one version. Everything it needs in memory is pinned from `open` to `close`, so an
-    overwrite, a delete or an eviction meanwhile changes nothing for this reader."""
+    overwrite, a delete or an eviction meanwhile changes nothing for this reader. What others have is fetched on the
+    way; one of them failing changes nothing either while another has it."""
 
     def __init__(self, rooms: Rooms, fills: Fills, current: Current, start: int, end: int) -> None:
         self._rooms = rooms
         self._fills = fills
         self._current = current
+        self._route = route_of(rooms, current)
         self._spans = spans(bodies_of(current.version), start, end)
         self._pins: dict[str, Pin] = {}
         self._ready: Pin | bytes | None = None
-        self._served_bytes = {"memory": 0, "origin": 0}
+        self._served_bytes = {"memory": 0, "peer": 0, "origin": 0}
 
-    async def open(self) -> None:
-        """Pin what is in memory and make sure of the first block.
+    async def open(self) -> bool:
+        """Pin what is in memory and make sure of the first block; False where `open_far` must.
 
         Raises:
-            VanishedError: bytes of an un-persisted version are not in memory: it was replaced just now, or lost.
-            ForeignVersionError and the errors of `Fills.block`.
+            VanishedError: bytes of an un-persisted version are nowhere: it was replaced just now, or lost.
         """
         memory = self._rooms.memory
         for body, _, _ in self._spans:
             pin = memory.pin(body.uid)
             if pin is not None:
                 self._pins[body.uid] = pin
-        if self._current.record.state is State.DIRTY:
+        if self._route.is_spent:
             self._demand_all()
-        if self._spans:
-            body, start, _ = self._spans[0]
-            if self._views(body, start // BLOCK_BYTES) is None:
-                self._ready = await self._fill(body, start // BLOCK_BYTES)
+        if not self._spans:
+            return True
+        body, start, _ = self._spans[0]
+        if self._views(body, start // BLOCK_BYTES) is None:
+            self._ready = await self._fills.peers_block(self._ahead(body, start // BLOCK_BYTES), start // BLOCK_BYTES)
+            return self._ready is not None
+        return True
+
+    async def open_far(self) -> None:
+        """Have the first block from the origin.
+
+        Raises:
+            VanishedError: it has not got it.
+            ForeignVersionError and the errors of `Fills.block`.
+        """
+        body, start, _ = self._spans[0]
+        self._ready = await self._fill(body, start // BLOCK_BYTES)
 
     def _demand_all(self) -> None:
         """Only memory has these bytes: without one of them there is nothing to begin."""
@@ -269,12 +298,12 @@ class ObjectStream:
                 if views is not None:
                     if isinstance(ready, Pin):
                         ready.release()
-                    self._served_bytes["origin" if ready is not None else "memory"] += high - low
+                    self._served_bytes[self._route.tier if ready is not None else "memory"] += high - low
                     for view in cut(views, low, high):
                         yield view
                     continue
                 filled = ready or await self._fill_midway(body, index)
-                self._served_bytes["origin"] += high - low
+                self._served_bytes[self._route.tier] += high - low
                 if isinstance(filled, bytes):
                     yield memoryview(filled)[low:high]
                     continue
@@ -295,22 +324,42 @@ class ObjectStream:
         next reader is not told of it too.
 
         Raises:
-            ForeignVersionError: this answer cannot be finished.
+            ForeignVersionError, PeerError: this answer cannot be finished.
         """
         try:
             return await self._fill(body, index)
+        except VanishedError:
+            await self._look_again()
         except ForeignVersionError:
             self._rooms.metrics.foreign_changes.inc()
             name, uid = self._current.record.name, self._current.version.uid
             self._rooms.let_go(await self._rooms.directory.forget(name, uid))
             raise
+        try:
+            return await self._fill(body, index)
+        except VanishedError as error:
+            raise PeerError(
+                "the nodes that had this version are gone", **log_name(self._current.record.name)
+            ) from error
+
+    async def _look_again(self) -> None:
+        """Nobody on the route has the bytes: find out who has by now, be it the origin."""
+        seen = await self._rooms.directory.get(self._current.record.name)
+        record, uid = seen.record, self._current.version.uid
+        if record is not None and record.version is not None and record.version.uid == uid:
+            self._current = Current(record, record.version, seen.holders.get(uid, frozenset()))
+            self._route = route_of(self._rooms, self._current)
 
     async def _fill(self, body: Body, index: int) -> Pin | bytes:
+        return await self._fills.block(self._ahead(body, index), index)
+
+    def _ahead(self, body: Body, index: int) -> Source:
+        """Where the body comes from; blocks from `index` on are on their way."""
         offset = next(at for at, other in bodies_of(self._current.version) if other.uid == body.uid)
-        record = self._current.record
-        source = Source(record.name, record.origin_etag, self._current.version.uid, body, offset)
+        name, uid = self._current.record.name, self._current.version.uid
+        source = Source(name, self._route, uid, body, offset)
         self._fills.prefetch(source, index, self._rooms.settings.fill_ahead_count)
-        return await self._fills.block(source, index)
+        return source
 
 
 def spans(bodies: Sequence[tuple[int, Body]], start: int, end: int) -> list[tuple[Body, int, int]]:

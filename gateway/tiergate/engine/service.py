@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
+from tiergate.engine.afterwards import Afterwards
 from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call
 from tiergate.engine.copies import Copies
@@ -20,7 +21,7 @@ from tiergate.engine.spill import Spill
 from tiergate.engine.through import Through
 from tiergate.engine.turn import Turn
 from tiergate.engine.writes import Writes
-from tiergate.errors import RequestError
+from tiergate.errors import FencedError, MembershipOverError, RequestError
 from tiergate.s3.operations import render
 
 FORWARD = "Forward"
@@ -36,7 +37,7 @@ Operation = Callable[[Call], Awaitable[Answer]]
 
 
 class Service:
-    """One node's engine in one process. Owns the fills; `close` ends them."""
+    """One node's engine in one process. Owns the fills, and what requests left open; `close` ends them."""
 
     def __init__(self, rooms: Rooms) -> None:
         self._rooms = rooms
@@ -44,15 +45,18 @@ class Service:
         self._buckets = Buckets(rooms, self._outage)
         self._fills = Fills(rooms)
         resolver = Resolver(rooms, self._outage)
-        intake = Intake(rooms)
-        turn = Turn(rooms)
+        self._afterwards = afterwards = Afterwards(rooms.clock)
+        intake = Intake(rooms, afterwards)
+        turn = Turn(rooms, afterwards)
         through = Through(rooms, turn)
         self._forwarding = Forwarding(rooms, self._outage, resolver, turn)
         writes = Writes(rooms, self._buckets, resolver, intake, through, self._forwarding)
         spill = Spill(rooms, through)
-        self._multipart = multipart = Multipart(rooms, self._buckets, intake, self._forwarding, writes, spill)
+        self._multipart = multipart = Multipart(
+            rooms, self._buckets, intake, self._forwarding, writes, spill, afterwards
+        )
         reads = Reads(rooms, self._buckets, resolver, self._fills, self._forwarding, self._outage)
-        copies = Copies(rooms, self._buckets, resolver, intake, self._forwarding, writes)
+        copies = Copies(rooms, self._buckets, resolver, intake, self._forwarding, writes, afterwards)
         part_copies = PartCopies(rooms, self._buckets, intake, self._forwarding, reads, multipart, spill)
         listings = Listings(rooms, self._buckets, self._outage)
         self._operations: dict[str, Operation] = {
@@ -85,6 +89,13 @@ class Service:
         Raises:
             TiergateError: as the operation says; the edge renders it.
         """
+        try:
+            return await self._answer(call)
+        except FencedError as error:
+            # Whoever asks again finds this node a member anew, or another node.
+            raise MembershipOverError("this node's membership of the cluster is over") from error
+
+    async def _answer(self, call: Call) -> Answer:
         operation = self._operations.get(call.operation)
         if operation is None or call.forwards or not is_owned(call.operation, call.params):
             if operation is None or not await self._multipart.concerns_own(call):
@@ -108,6 +119,7 @@ class Service:
 
     async def close(self) -> None:
         """End what runs in the background of this process."""
+        await self._afterwards.close()
         await self._fills.close()
         await self._outage.close()
 

@@ -21,7 +21,6 @@ from tiergate.observe.logs import get_logger
 from tiergate.origin.client import Condition
 from tiergate.origin.retry import Tries
 from tiergate.origin.stamp import described
-from tiergate.writeback.recovery import doubt
 from tiergate.writeback.sender import abort_lost_uploads, pin_part, stream, verify
 
 log = get_logger(__name__)
@@ -49,7 +48,7 @@ class Spill:
             part = Part(number, proved.body_of(uid, size), etag, now_s, proved.checksums, spilled_etag=etag)
             replaced = await self._rooms.directory.put_part(upload.upload_id, part)
         if replaced is not None:
-            self._rooms.memory.drop(upload.upload_id, [replaced.body.uid])
+            self._rooms.drop_parts(upload.name, upload.upload_id, [replaced])
         await self._move_one(upload, spill_id)
         return part
 
@@ -76,7 +75,7 @@ class Spill:
 
     async def _move_one(self, upload: Upload, spill_id: str) -> None:
         for part in await self._rooms.directory.list_parts(upload.upload_id):
-            if not part.spilled_etag:
+            if not part.spilled_etag and self._rooms.memory.holds_whole(part.body):
                 await self._moved(upload, spill_id, part)
                 return
 
@@ -84,14 +83,14 @@ class Spill:
     async def _alone(self, upload: Upload, number: int) -> AsyncIterator[None]:
         """While inside, nobody else sends the origin a part of this number: what is sent last is what counts there."""
         name = ObjectName(upload.name.bucket, f"{upload.name.key}\0{upload.upload_id}\0{number}")
-        uid, token = new_uid(self._rooms.clock.wall_s()), self._rooms.memory.token
-        step = Step(name, uid, token, Role.POINTER, through=True, replaces=False)
-        directory = self._rooms.directory
-        await self._through.turn.wait(upload.name, partial(directory.begin_step, step))
+        uid = new_uid(self._rooms.clock.wall_s())
+        step = Step(name, uid, self._rooms.step_holder, Role.POINTER, through=True, replaces=False)
+        turn = self._through.turn
         try:
+            await turn.wait(upload.name, partial(self._rooms.directory.begin_step, step))
             yield
         finally:
-            await directory.end_step(step)
+            await turn.end(step)
 
     async def _moved(self, upload: Upload, spill_id: str, part: Part) -> Part:
         """The part as it is once the origin's upload has it: moved now, or by somebody else."""
@@ -103,6 +102,12 @@ class Spill:
 
     async def _move(self, upload: Upload, spill_id: str, part: Part) -> Part:
         """Send a part that is in memory to the origin's upload; its memory is free afterwards."""
+        if part.at and not self._rooms.memory.holds_whole(part.body):
+            await self._rooms.replication.spread(
+                upload.name, upload.upload_id, [part.body], 1, {part.body.uid: part.at}
+            )
+            # It is the upload's here now as it is elsewhere.
+            self._rooms.memory.confirm(upload.upload_id, [part.body.uid])
         with pin_part(self._rooms.memory, part) as pin:
             try:
                 await verify([part], [pin])
@@ -114,27 +119,28 @@ class Spill:
             )
         moved = Part(part.number, part.body, part.etag, part.modified_s, part.checksums, spilled_etag=etag)
         if await self._rooms.directory.move_part(upload.upload_id, part, moved):
-            self._rooms.memory.drop(upload.upload_id, [part.body.uid])
+            self._rooms.drop_parts(upload.name, upload.upload_id, [part])
         return moved
 
     async def complete(
         self,
         upload: Upload,
         version: Version,
+        chosen: Sequence[Part],
         listed: Sequence[tuple[int, str]],
         role: Role,
         ground: Ground,
         conditions: WriteConditions,
     ) -> Version:
         """Complete the upload in the origin, inside the request, and commit it as written through. The ETag is the
-        origin's: its parts' are.
+        origin's: its parts' are. `chosen`: the version's parts, with where they are.
 
         Raises:
             OverloadedError: its turn did not come in time.
             OriginError: the origin failed; the upload stands and may be completed again.
         """
         spill_id = await self._begun(upload)
-        parts = [part if part.spilled_etag else await self._moved(upload, spill_id, part) for part in version.parts]
+        parts = [part if part.spilled_etag else await self._moved(upload, spill_id, part) for part in chosen]
         pairs = [(part.number, part.spilled_etag) for part in parts]
         async with self._through.turn.taken(upload.name, role, ground.start_revision) as base:
             seen = await self._rooms.directory.get(upload.name)
@@ -171,7 +177,7 @@ class Spill:
                 raise
             return landed  # An earlier try of this completion got there, and its answer was lost.
         except BaseException:  # Cancelled, most likely: the client left, and the origin may go on.
-            await doubt(self._rooms.directory, upload.name)
+            await self._through.turn.doubt(upload.name)
             raise
 
     async def landed(self, name: ObjectName, uid: str) -> str | None:

@@ -1,9 +1,11 @@
-"""Write-through: an object that memory has no room for, or of a versioned bucket, goes straight to the origin.
+"""Write-through: an object that memory has no room for, or too few nodes are left to copy, or of a versioned bucket,
+goes straight to the origin.
 
 It is a commit like any other. It waits inside the request, bounded, for the fence and for earlier writes
 of its key; then its bytes go to the origin as they arrive, and the acknowledgement says `origin`.
 """
 
+from tiergate.config import FenceMode
 from tiergate.directory.base import Intent, Seen
 from tiergate.engine.acks import ACK_HEADER, ACK_ORIGIN
 from tiergate.engine.calls import Answer, Call
@@ -13,7 +15,7 @@ from tiergate.engine.identity import Description
 from tiergate.engine.proved import CheckedBody
 from tiergate.engine.rooms import Rooms, log_name
 from tiergate.engine.turn import Turn
-from tiergate.errors import ConflictError, OriginRefusedError, OverloadedError
+from tiergate.errors import ConflictError, OriginRefusedError, OverloadedError, invariant
 from tiergate.model import (
     NO_BASE,
     UNKNOWN_BASE,
@@ -27,7 +29,6 @@ from tiergate.origin.client import Condition, PutAnswer
 from tiergate.origin.stamp import described
 from tiergate.s3.checksums import ALGORITHMS, HEADER_PREFIX
 from tiergate.s3.conditions import check_write
-from tiergate.writeback.recovery import doubt
 from tiergate.writeback.sender import origin_changed, proof
 
 COMMIT_ATTEMPTS_COUNT = 8
@@ -61,36 +62,73 @@ class Through:
     ) -> dict[str, str]:
         """Send the body, commit, and say what the origin answered."""
         seen = await self._rooms.directory.get(call.name)
-        now_s = self._rooms.clock.wall_s()
         stream = CheckedBody(call.body)
-        draft = Version(
-            new_uid(now_s), size_bytes, "", int(now_s), (), described.headers, described.metadata, described.tagging
-        )
+        draft = self._draft(size_bytes, described)
         conditions = WriteConditions.of(call.params)
         condition = condition_of(call.name, seen, conditions, base)
+        intent = Intent(
+            role,
+            ground.start_revision,
+            self._rooms.clock.wall_s(),
+            UNKNOWN_BASE,
+            guard=seen.guard,
+            conditional=ground.conditional,
+        )
         try:
             answer = await self._rooms.origin.put_object(
                 call.name, size_bytes, stream.pieces, upload_headers(draft, call), condition
             )
+            await self.commit(call.name, self._version(draft, stream, answer), answer.etag, intent)
         except OriginRefusedError as refused:
             if not conditions.any:
                 await self.check_base(call.name, refused, base)
             raise
         except BaseException:  # Cancelled, most likely: the client left, and the origin may go on.
-            await doubt(self._rooms.directory, call.name)
+            await self.turn.doubt(call.name)
             raise
-        intent = Intent(
-            role,
-            ground.start_revision,
-            now_s,
-            UNKNOWN_BASE,
-            guard=seen.guard,
-            conditional=ground.conditional,
+        return self._answered(stream, answer)
+
+    def _draft(self, size_bytes: int, described: Description) -> Version:
+        now_s = self._rooms.clock.wall_s()
+        return Version(
+            new_uid(now_s), size_bytes, "", int(now_s), (), described.headers, described.metadata, described.tagging
         )
-        await self.commit(call.name, self._version(draft, stream, answer), answer.etag, intent)
+
+    def _answered(self, stream: CheckedBody, answer: PutAnswer) -> dict[str, str]:
         # Not every origin repeats what it checked.
         checked = {f"{HEADER_PREFIX}{algorithm}": value for algorithm, value in stream.checksums.items()}
         return checked | dict(answer.headers)
+
+    def may_put_unrecorded(self, call: Call) -> bool:
+        """Whether a PutObject may go to the origin while the directory does not answer. Of a prefix declared immutable
+        there is no other version that it could get in the way of, as long as the origin sees to it that there is none.
+        And the fence must let it pass whatever is pending: what would have to wait for other objects cannot know
+        whether they are there."""
+        name = call.name
+        fence, size_bytes = self._rooms.fence_of(name), call.body.size_bytes
+        if size_bytes is None or not self._rooms.settings.prefix_for(name.bucket, name.key).immutable:
+            return False
+        if not self._rooms.origin.conditional_writes or call.params.get("IfMatch") is not None:
+            return False
+        is_large = self._rooms.markers.role_of(name, size_bytes) is Role.LARGE
+        return fence is FenceMode.OFF or (fence is FenceMode.AUTO and is_large)
+
+    async def put_unrecorded(self, call: Call, described: Description) -> Answer:
+        """PutObject of a key that the origin must not have, straight to it and past the directory: whoever reads it
+        next adopts it.
+
+        Raises:
+            PreconditionError, OriginRefusedError: the origin has the key.
+        """
+        size_bytes = call.body.size_bytes
+        invariant(size_bytes is not None, "a body of unknown length", **log_name(call.name))
+        stream = CheckedBody(call.body)
+        draft = self._draft(size_bytes or 0, described)
+        self._rooms.metrics.through_writes.inc(1, "directory")
+        answer = await self._rooms.origin.put_object(
+            call.name, draft.size_bytes, stream.pieces, upload_headers(draft, call), Condition.if_absent()
+        )
+        return Answer(200, self._answered(stream, answer) | {ACK_HEADER: ACK_ORIGIN})
 
     def _version(self, draft: Version, stream: CheckedBody, answer: PutAnswer) -> Version:
         body = stream.body_of(draft.uid, draft.size_bytes)
@@ -143,7 +181,7 @@ class Through:
                     intent.conditional,
                 )
                 continue
-            self._rooms.let_go(committed.replaced)
+            self._rooms.replaced(name, committed)
             self._rooms.wake()
             return
         raise OverloadedError("the key is written too often", **log_name(name))

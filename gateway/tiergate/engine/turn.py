@@ -1,18 +1,24 @@
 """Waiting inside a request for what must reach the origin first: bounded, and named when it does not come."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
 from tiergate.directory.base import Intent
+from tiergate.engine.afterwards import Afterwards
 from tiergate.engine.rooms import Rooms, log_name
-from tiergate.errors import OverloadedError
+from tiergate.errors import FencedError, OverloadedError, TiergateError
 from tiergate.model import NO_BASE, UNKNOWN_BASE, Kind, ObjectName, Pending, Role, Step, new_uid
+from tiergate.observe.logs import get_logger
 from tiergate.writeback.fence import PendingView, blockers
+from tiergate.writeback.recovery import doubt
 
 FIRST_LOOK_S = 0.005
 LAST_LOOK_S = 0.25
+
+log = get_logger(__name__)
 
 FAR_REVISION = 1 << 62
 """The place of a write that is not committed yet: after everything."""
@@ -22,8 +28,9 @@ class Turn:
     """Lets a request wait for write-back. The directory is shared by all processes of the node, so it is looked at
     again and again, ever less often, until the bound."""
 
-    def __init__(self, rooms: Rooms) -> None:
+    def __init__(self, rooms: Rooms, afterwards: Afterwards) -> None:
         self._rooms = rooms
+        self._afterwards = afterwards
 
     async def settle(self, names: Sequence[ObjectName]) -> None:
         """Wait until nothing is pending of any of `names`.
@@ -50,8 +57,7 @@ class Turn:
             if name not in past and seen.pending is not None and seen.pending.withdrawn:
                 now_s = self._rooms.clock.wall_s()
                 intent = Intent(markers.role_of(name, 0), seen.revision, now_s, UNKNOWN_BASE)
-                deleted = await directory.delete(name, intent)
-                self._rooms.let_go(deleted.replaced if deleted else None)
+                self._rooms.replaced(name, await directory.delete(name, intent))
         self._rooms.wake()
         await self.settle(names)
 
@@ -78,7 +84,7 @@ class Turn:
             OriginError: a marker could not be withdrawn.
         """
         now_s = self._rooms.clock.wall_s()
-        step = Step(name, new_uid(now_s), self._rooms.memory.token, role, through=True, replaces=True)
+        step = Step(name, new_uid(now_s), self._rooms.step_holder, role, through=True, replaces=True)
         subject = Pending(
             name=name,
             uid=step.uid,
@@ -100,8 +106,37 @@ class Turn:
                 await self._rooms.withdrawals.clear_way(name)
             yield base
         finally:
-            await self._rooms.directory.end_step(step)
+            await self.end(step)
             self._rooms.wake()
+
+    async def end(self, step: Step) -> None:
+        """The step is over, whatever became of it. Where the directory does not take that now, it does later."""
+
+        async def ended() -> bool:
+            await self._rooms.directory.end_step(step)
+            return True
+
+        await self._or_later(ended)
+
+    async def doubt(self, name: ObjectName) -> None:
+        """The origin may or may not have taken a write of the key that nobody acknowledged: it is asked before the next
+        read. As `end`."""
+
+        async def doubted() -> bool:
+            await doubt(self._rooms.directory, name)
+            return True
+
+        await self._or_later(doubted)
+
+    async def _or_later(self, work: Callable[[], Awaitable[bool]]) -> None:
+        try:
+            await work()
+        except TiergateError as error:
+            log.warning("the directory is told later", error=error)
+            self._afterwards.add(work)
+        except asyncio.CancelledError:
+            self._afterwards.add(work)
+            raise
 
     async def _begins(self, step: Step, subject: Pending) -> bool:
         """Take the turn if it has come. What is committed before the step is announced is seen by the second look;
@@ -116,7 +151,7 @@ class Turn:
     async def _is_open(self, subject: Pending) -> bool:
         if not await self._is_settled(subject.name):
             return False
-        view = PendingView(await self._rooms.directory.pending())
+        view = PendingView(await self._rooms.directory.beside([subject]))
         mode, quiet_s = self._rooms.fence_of(subject.name), self._rooms.settings.marker_quiet_s
         return blockers(subject, view, mode, self._rooms.clock.wall_s(), quiet_s) is None
 
@@ -125,7 +160,8 @@ class Turn:
         more does. So it need not be waited for longer than its set."""
         pending = (await self._rooms.directory.get(name)).pending
         if pending is not None and pending.disturbed_s:
-            await self._rooms.directory.settled_set(name, pending.uid)
+            with suppress(FencedError):  # Another node owns it; there it waits as long as it does.
+                await self._rooms.directory.settled_set(name, pending.uid)
             self._rooms.wake()
 
     async def _base(self, name: ObjectName) -> str:

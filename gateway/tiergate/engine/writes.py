@@ -1,21 +1,34 @@
 """PutObject, DeleteObject and DeleteObjects: bytes into memory, one commit, then the acknowledgement."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tiergate.directory.base import Committed, Intent
-from tiergate.engine.acks import ACK_HEADER, ACK_MEMORY
+from tiergate.engine.acks import ACK_HEADER, memory_ack
 from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call
 from tiergate.engine.current import Resolver
 from tiergate.engine.forwarding import Forwarding
 from tiergate.engine.ground import Ground, WriteConditions
+from tiergate.engine.holding import Holding
 from tiergate.engine.identity import KEPT_HEADERS, Description, put_etag, put_version
 from tiergate.engine.intake import Intake
 from tiergate.engine.rooms import Rooms, log_name
 from tiergate.engine.through import Through
-from tiergate.errors import ConflictError, MemoryFullError, OverloadedError, RequestError, TiergateError
-from tiergate.model import NO_BASE, UNKNOWN_BASE, ObjectName, Role, Version, new_uid
+from tiergate.errors import (
+    ConflictError,
+    DirectoryUnavailableError,
+    FencedError,
+    MembershipOverError,
+    MemoryFullError,
+    OverloadedError,
+    RequestError,
+    TiergateError,
+    TooFewCopiesError,
+)
+from tiergate.model import NO_BASE, UNKNOWN_BASE, Bucket, Holder, ObjectName, Role, Version, new_uid
 from tiergate.s3.conditions import check_write
 from tiergate.s3.errors import error_code, error_message
 from tiergate.s3.operations import render
@@ -45,21 +58,27 @@ class Writes:
         self._forwarding = forwarding
 
     async def put(self, call: Call) -> Answer:
-        """PutObject. Where memory has no room, or the bucket is versioned, the write goes through to the origin."""
-        bucket = await self._buckets.known(call.target.bucket)
-        described = Description.of(call.headers, call.params)
+        """PutObject. Where memory has no room, too few nodes are left for the copies, or the bucket is versioned, the
+        write goes through to the origin."""
         conditions = WriteConditions.of(call.params)
-        ground = await self.ground(call.name, conditions)
+        try:
+            bucket, described, ground = await self._admitted(call, conditions)
+        except DirectoryUnavailableError:
+            if not self._through.may_put_unrecorded(call):
+                raise
+            return await self._through.put_unrecorded(call, Description.of(call.headers, call.params))
         if bucket.versioned:
             return await self._through.put(call, described, ground)
-        await self._intake.admit()
         uid = new_uid(self._rooms.clock.wall_s())
+        self._intake.check_size(call.body.size_bytes)
         try:
-            receiving = self._intake.reserve(uid, call.body, uid)
-        except MemoryFullError:
+            arrival = self._intake.reserve(
+                call.name, uid, uid, call.body.size_bytes, partial(self.is_current, call.name, uid)
+            )
+        except (MemoryFullError, TooFewCopiesError):
             return await self._through.put(call, described, ground)
-        taken = await self._intake.take(call.name, call.body, receiving)
-        try:
+        async with arrival:
+            taken = await self._intake.take(call.name, call.body, arrival)
             version = put_version(
                 uid,
                 taken.body,
@@ -68,14 +87,30 @@ class Writes:
                 described,
                 taken.checksums,
             )
-            await self.commit(call.name, version, conditions, ground)
-        except BaseException:
-            receiving.abort()
-            raise
+            await self.commit(call.name, version, conditions, ground, arrival)
         headers, _ = render("PutObject", put_members(version))
         headers.update({name: version.headers[name] for name in KEPT_HEADERS[2:] if name in version.headers})
-        headers[ACK_HEADER] = ACK_MEMORY
+        headers[ACK_HEADER] = memory_ack(arrival.copies.count)
         return Answer(200, headers)
+
+    async def _admitted(self, call: Call, conditions: WriteConditions) -> tuple[Bucket, Description, Ground]:
+        """What is decided, and asked of the directory, before the body is touched.
+
+        Raises:
+            OverloadedError: as `Intake.admit`.
+            Exception: as `Buckets.known` and `ground`.
+        """
+        bucket = await self._buckets.known(call.target.bucket)
+        described = Description.of(call.headers, call.params)
+        ground = await self.ground(call.name, conditions)
+        if not bucket.versioned:
+            await self._intake.admit()
+        return bucket, described, ground
+
+    async def is_current(self, name: ObjectName, uid: str) -> bool:
+        """Whether the directory has this version of the key."""
+        record = (await self._rooms.directory.get(name)).record
+        return record is not None and record.version is not None and record.version.uid == uid
 
     async def ground(self, name: ObjectName, conditions: WriteConditions) -> Ground:
         """Look at what the key holds now and decide the condition on it; the origin is asked about a key without a
@@ -101,15 +136,17 @@ class Writes:
                 return Ground(start_revision, seen.guard, base, True)
         raise too_often(name)
 
-    async def commit(self, name: ObjectName, version: Version, conditions: WriteConditions, ground: Ground) -> None:
-        """Commit a version whose bytes are sealed in memory under its uid; on return it is acknowledged ground."""
+    async def commit(
+        self, name: ObjectName, version: Version, conditions: WriteConditions, ground: Ground, holding: Holding
+    ) -> None:
+        """Commit a version whose bytes are held under its uid; on return it is acknowledged ground."""
 
         async def attempt(intent: Intent) -> Committed:
             return await self._rooms.directory.put(name, version, intent)
 
         role = self._rooms.markers.role_of(name, version.size_bytes)
-        committed = await self.guarded(name, role, conditions, ground, attempt)
-        self.committed(version, committed)
+        committed = await self.guarded(name, role, conditions, ground, attempt, holding)
+        self.committed(name, version, committed)
 
     async def guarded(
         self,
@@ -118,12 +155,14 @@ class Writes:
         conditions: WriteConditions,
         ground: Ground,
         attempt: Callable[[Intent], Awaitable[Committed]],
+        holding: Holding | None = None,
     ) -> Committed:
-        """Run a commit under its condition, deciding anew while other writers get in between.
+        """Run a commit under its condition, deciding anew while other writers get in between. `holding`: the bytes of
+        what is committed.
 
         Raises:
             PreconditionError: another writer won.
-            OverloadedError: the key changes faster than the condition can be decided.
+            OverloadedError: the key changes faster than the condition can be decided, or as `Holding.commit`.
         """
         start_revision = ground.start_revision
         for _ in range(CONDITION_ATTEMPTS_COUNT):
@@ -135,17 +174,21 @@ class Writes:
                 guard=ground.guard,
                 conditional=ground.conditional,
             )
+
+            async def held_by(holders: tuple[Holder, ...], intent: Intent = intent) -> Committed:
+                return await attempt(replace(intent, holders=holders) if holders else intent)
+
             try:
-                return await attempt(intent)
+                return await (holding.commit(held_by) if holding is not None else attempt(intent))
             except ConflictError:
                 self._rooms.metrics.conflicts.inc()
                 ground = await self.ground(name, conditions)
         raise too_often(name)
 
-    def committed(self, version: Version, committed: Committed) -> None:
+    def committed(self, name: ObjectName, version: Version, committed: Committed) -> None:
         """After the commit: the bytes are the directory's now, those of the replaced version may go."""
         self._rooms.memory.confirm(version.uid)
-        self._rooms.let_go(committed.replaced)
+        self._rooms.replaced(name, committed)
         self._rooms.wake()
 
     async def delete(self, call: Call) -> Answer:
@@ -156,7 +199,15 @@ class Writes:
             return await self._forwarding.settled(call, [call.name])
         ground = await self.ground(call.name, conditions)
         await self._delete(call.name, conditions, ground)
-        return Answer(204, {ACK_HEADER: ACK_MEMORY})
+        return Answer(204, {ACK_HEADER: self._deletion_ack([call.name])})
+
+    def _deletion_ack(self, names: Sequence[ObjectName]) -> str:
+        """The rule that deletions met. A deletion has no bytes: it is in the directory, and nothing else. That of a
+        cluster outlives any of its nodes, as many as may be, so a deletion meets whatever rule its key's writes are
+        held to, and names that one, the least of them where there are several. Alone, the directory is this node's."""
+        if self._rooms.is_alone:
+            return memory_ack(1)
+        return memory_ack(min(self._rooms.copies_count(name) for name in names))
 
     async def _delete(self, name: ObjectName, conditions: WriteConditions, ground: Ground) -> None:
         async def attempt(intent: Intent) -> Committed:
@@ -165,7 +216,7 @@ class Writes:
 
         role = self._rooms.markers.role_of(name, 0)
         committed = await self.guarded(name, role, conditions, ground, attempt)
-        self._rooms.let_go(committed.replaced)
+        self._rooms.replaced(name, committed)
         self._rooms.wake()
 
     async def delete_many(self, call: Call) -> Answer:
@@ -187,12 +238,14 @@ class Writes:
                 ground = await self.ground(name, conditions)
                 await self._delete(name, conditions, ground)
                 deleted.append({"Key": name.key})
+            except (DirectoryUnavailableError, FencedError, MembershipOverError):
+                raise  # It is so for all keys, and what is deleted already may be deleted again.
             except TiergateError as error:
                 errors.append({"Key": name.key, "Code": error_code(error), "Message": error_message(error)})
         if call.params["Delete"].get("Quiet"):
             deleted = []
         headers, body = render("DeleteObjects", {"Deleted": deleted, "Errors": errors})
-        headers[ACK_HEADER] = ACK_MEMORY
+        headers[ACK_HEADER] = self._deletion_ack(names)
         return Answer(200, headers, body)
 
 

@@ -141,6 +141,11 @@ class Metrics:
         self.read_bytes = counter("read_bytes", "bytes", "Bytes served, by the tier that had them.", "tier")
         self.fills = counter("read_fills", "blocks", "Blocks fetched from the origin into memory.")
         self.filled_bytes = counter("read_filled_bytes", "bytes", "Bytes fetched from the origin into memory.")
+        self.peer_fills = counter("read_peer_fills", "blocks", "Blocks fetched from peers into memory.")
+        self.peer_filled_bytes = counter("read_peer_filled_bytes", "bytes", "Bytes fetched from peers into memory.")
+        self.peer_failures = counter(
+            "read_peer_failures", "reads", "Peers given up by a read: `silent` or `corrupt`.", "reason"
+        )
         self.shared_fills = counter(
             "read_shared_fills", "reads", "Reads that waited for a fetch another one had begun."
         )
