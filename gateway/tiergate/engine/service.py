@@ -117,6 +117,11 @@ class Service:
         headers = {name: call.headers[name] for name in VOUCHED_HEADERS if name in call.headers}
         await self._rooms.origin.check_bucket(call.target.bucket, headers)
 
+    @property
+    def open_count(self) -> int:
+        """How many requests left something open that is not brought to its end yet."""
+        return self._afterwards.count
+
     async def close(self) -> None:
         """End what runs in the background of this process."""
         await self._afterwards.close()

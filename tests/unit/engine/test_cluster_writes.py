@@ -1,0 +1,278 @@
+"""Writes of a node in a cluster: on how many nodes they are, what they say, and what is left of those that fail."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from tests.unit.engine.cluster import Cluster, content, etag_of, name_of
+
+from tiergate.engine import holding
+from tiergate.errors import OutcomeUnknownError, OverloadedError, PreconditionError, TooFewCopiesError
+from tiergate.model import Holder, State
+
+ACK = "x-tiergate-ack"
+DATA = content(200_000)
+
+
+async def test_put_is_on_two_nodes_and_says_so(cluster: Cluster) -> None:
+    answer = await cluster["a"].put("k", DATA)
+    assert answer.headers[ACK] == "memory:2"
+    uid, holders = await cluster.uid("k"), await cluster.holders("k")
+    assert "a" in holders
+    assert len(holders) == 2
+    assert {name for name, node in cluster.nodes.items() if node.holds(uid, dirty=True)} == holders
+    assert cluster["a"].claims() == []
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_prefix_says_on_how_many(start: Callable[..., Cluster], count: int) -> None:
+    cluster = start(replicas_count=str(count))
+    answer = await cluster["a"].put("k", DATA)
+    assert answer.headers[ACK] == f"memory:{count}"
+    assert len(await cluster.holders("k")) == count
+    deleted = await cluster["a"].ask("DeleteObject", "DELETE", "k")
+    assert deleted.headers[ACK] == f"memory:{count}"
+
+
+async def test_empty_object_has_holders_too(cluster: Cluster) -> None:
+    answer = await cluster["a"].put("k", b"")
+    assert answer.headers[ACK] == "memory:2"
+    assert len(await cluster.holders("k")) == 2
+
+
+async def test_too_few_nodes_write_through(start: Callable[..., Cluster]) -> None:
+    cluster = start(2, replicas_count="2")
+    cluster.peers.kill("b")
+    answer = await cluster["a"].put("k", DATA)
+    assert answer.headers[ACK] == "origin"
+    assert cluster.origin.objects[name_of("k")].data == DATA
+    assert cluster["a"].is_empty()
+
+
+@pytest.mark.parametrize("fault", ["full", "dies", "corrupt"])
+async def test_peer_that_fails_is_replaced_by_another(cluster: Cluster, fault: str) -> None:
+    order = [node for node in cluster.peers.order("") if node != "a"]
+    fail(cluster, fault, order[0])
+    for number in range(6):  # The place of each is its own.
+        answer = await cluster["a"].put(f"k{number}", DATA)
+        assert answer.headers[ACK] == "memory:2"
+        assert await cluster.holders(f"k{number}") == {"a", order[1]}
+
+
+@pytest.mark.parametrize("fault", ["full", "dies", "corrupt"])
+async def test_peers_that_all_fail_leave_nothing(cluster: Cluster, fault: str) -> None:
+    for node in "bc":
+        fail(cluster, fault, node)
+    with pytest.raises(TooFewCopiesError):
+        await cluster["a"].put("k", DATA)
+    assert (await cluster.directory.get(name_of("k"))).record is None
+    assert all(cluster[node].is_empty() for node in "abc")
+
+
+def fail(cluster: Cluster, fault: str, node: str) -> None:
+    if fault == "full":
+        cluster.peers.full.add(node)
+    elif fault == "dies":
+        cluster.peers.dies_after[node] = 100_000
+    else:
+        cluster.peers.corrupt.add(node)
+
+
+async def test_holder_lost_before_the_commit_is_replaced(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    peers, put = cluster.peers, cluster.directory.put
+    lost: list[Holder] = []
+
+    async def put_late(name, version, intent):  # type: ignore[no-untyped-def]
+        if not lost:
+            lost.append(intent.holders[1])
+            peers.kill(intent.holders[1].node)
+        return await put(name, version, intent)
+
+    monkeypatch.setattr(cluster.directory, "put", put_late)
+    answer = await cluster["a"].put("k", DATA)
+    assert answer.headers[ACK] == "memory:2"
+    assert await cluster.holders("k") == {"a", *"bc"} - {lost[0].node}
+
+
+async def test_holders_that_keep_going_are_given_up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = cluster.directory.put
+    tries = 0
+
+    async def put_late(name, version, intent):  # type: ignore[no-untyped-def]
+        nonlocal tries
+        tries += 1
+        cluster.peers.begin_anew(intent.holders[1].node)
+        return await put(name, version, intent)
+
+    monkeypatch.setattr(cluster.directory, "put", put_late)
+    with pytest.raises(TooFewCopiesError):
+        await cluster["a"].put("k", DATA)
+    assert tries == holding.COMMITS_COUNT
+    assert cluster["a"].is_empty()
+
+
+async def test_promise_that_is_over_is_asked_for_anew(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.peers.commit_s = 0.0
+    replication = cluster["a"].rooms.replication
+    spread = replication.spread
+
+    async def renewed(*args, **more):  # type: ignore[no-untyped-def]
+        cluster.peers.commit_s = 30.0
+        return await spread(*args, **more)
+
+    monkeypatch.setattr(replication, "spread", renewed)
+    answer = await cluster["a"].put("k", DATA)
+    assert answer.headers[ACK] == "memory:2"
+    assert cluster.peers.commit_s == 30.0
+
+
+async def test_replaced_version_stays_for_readers_and_its_holders_are_told(cluster: Cluster) -> None:
+    await cluster["a"].put("k", DATA)
+    uid, held = await cluster.uid("k"), cluster.directory.held[await cluster.uid("k")]
+    await cluster["b"].put("k", content(1000, 1))
+    told = {holder for holder, notice in cluster.peers.notices if notice.uid == uid and notice.name == name_of("k")}
+    assert told == held
+    assert not cluster["b"].holds(uid, dirty=True)
+    await cluster["a"].ask("DeleteObject", "DELETE", "k")
+    assert len({notice.uid for _, notice in cluster.peers.notices}) == 2
+
+
+async def test_failed_condition_gives_back_here_and_on_peers(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = cluster["a"].rooms.replication.begin
+
+    def begin(*args):  # type: ignore[no-untyped-def]
+        copying = take(*args)
+        seal = copying.seal
+
+        async def raced(body):  # type: ignore[no-untyped-def]
+            await cluster["b"].put("k", b"first")
+            return await seal(body)
+
+        monkeypatch.setattr(copying, "seal", raced)
+        return copying
+
+    monkeypatch.setattr(cluster["a"].rooms.replication, "begin", begin)
+    with pytest.raises(PreconditionError):
+        await cluster["a"].put("k", DATA, if_none_match="*")
+    stats = [cluster[node].memory.stats().dirty_bytes for node in "abc"]
+    assert sum(stats) == 2 * 512  # The other's few bytes, on two nodes.
+
+
+# -- the outcome of a commit that nobody heard of
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holding, "DOUBT_S", 0.05)
+    monkeypatch.setattr("tiergate.engine.afterwards.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("tiergate.engine.afterwards.LAST_PAUSE_S", 0.01)
+
+
+async def settled(cluster: Cluster) -> None:
+    async with asyncio.timeout(30):
+        for node in cluster.nodes.values():
+            while node.service.open_count:
+                await asyncio.sleep(0.005)
+
+
+@pytest.mark.usefixtures("soon")
+async def test_unknown_outcome_that_happened_keeps_the_bytes(cluster: Cluster) -> None:
+    cluster.directory.lose_answer = True
+    with pytest.raises(OutcomeUnknownError):
+        await cluster["a"].put("k", DATA)
+    uid = await cluster.uid("k")
+    assert cluster["a"].holds(uid, dirty=True)
+    await settled(cluster)
+    assert cluster["a"].claims() == []
+    for node in "abc":
+        assert (await cluster[node].get("k"))[1] == DATA
+
+
+@pytest.mark.usefixtures("soon")
+async def test_unknown_outcome_that_did_not_happen_gives_back_in_the_end(cluster: Cluster) -> None:
+    cluster.directory.lose_request = True
+    with pytest.raises(OutcomeUnknownError):
+        await cluster["a"].put("k", DATA)
+    assert not cluster["a"].is_empty()
+    await settled(cluster)
+    assert all(cluster[node].is_empty() for node in "abc")
+
+
+@pytest.mark.usefixtures("soon")
+async def test_unknown_outcome_is_kept_while_the_directory_is_away(cluster: Cluster) -> None:
+    cluster.directory.lose_request = True
+    with pytest.raises(OutcomeUnknownError):
+        await cluster["a"].put("k", DATA)
+    cluster.directory.is_away = True
+    await asyncio.sleep(0.2)  # Longer than it takes to decide; being slower proves no less.
+    assert not cluster["a"].is_empty()
+    cluster.directory.is_away = False
+    await settled(cluster)
+    assert cluster["a"].is_empty()
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("happened", [True, False])
+async def test_unknown_outcome_of_a_part(cluster: Cluster, happened: bool) -> None:
+    upload_id = await cluster["a"].create("k")
+    cluster.directory.lose_answer, cluster.directory.lose_request = happened, not happened
+    with pytest.raises(OutcomeUnknownError):
+        await cluster["a"].part("k", upload_id, 1, DATA)
+    await settled(cluster)
+    assert cluster["a"].holds(upload_id, dirty=True) == happened
+    assert cluster["a"].claims() == []
+
+
+# -- cancelled at each of its suspensions
+
+
+class Interrupted(Exception):
+    """A step count was reached."""
+
+
+async def cancelled_at(step: int, work) -> bool:  # type: ignore[no-untyped-def]
+    """Run work, cancelled when it is suspended for the `step`th time; False if it is done before."""
+    task = asyncio.create_task(work)
+    for _ in range(step):
+        await asyncio.sleep(0)
+        if task.done():
+            break
+    if task.done():
+        await task
+        return False
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        return True
+    return True
+
+
+@pytest.mark.usefixtures("soon")
+async def test_put_cancelled_anywhere_leaves_nothing_or_the_whole(cluster: Cluster) -> None:
+    step, committed = 1, 0
+    while await cancelled_at(step, cluster["a"].put(f"k{step}", DATA)):
+        await settled(cluster)
+        key = f"k{step}"
+        record = (await cluster.directory.get(name_of(key))).record
+        if record is None:
+            assert all(cluster[node].is_empty() for node in "abc"), step
+        else:
+            committed += 1
+            assert (await cluster["a"].get(key))[1] == DATA
+            assert cluster["a"].claims() == []
+            held = cluster.directory.held.pop(record.version.uid)  # type: ignore[union-attr]
+            await cluster.directory.delete(name_of(key), intent())
+            for holder in held:
+                cluster[holder.node].memory.drop(record.version.uid, [part.body.uid for part in record.version.parts])  # type: ignore[union-attr]
+        step += 1
+    assert step > 10
+    assert committed >= 1
+
+
+def intent():  # type: ignore[no-untyped-def]
+    from tiergate.testing.directory_contract.values import make_intent
+
+    return make_intent()
