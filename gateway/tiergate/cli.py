@@ -129,6 +129,8 @@ def _demo(words: list[str]) -> int:
     run = cast("Callable[[list[str]], int | None]", importlib.import_module("tiergate.demo").run)
     try:
         return run(words) or EXIT_OK
+    except ConfigError:
+        raise
     except TiergateError as error:
         return _fail(EXIT_FAILED, str(error))
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tiergate import demo
-from tiergate.demo import play
+from tiergate.demo import play, stage
 from tiergate.demo.training import Trainer, differences, frozen, leaves, tensors_count
 
 NAN = float("nan")
@@ -62,7 +62,7 @@ def test_trainers_of_one_seed_are_the_same_and_of_two_are_not() -> None:
 def test_demo_fails_when_a_restored_tensor_differs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    load: Callable[[str, Any], dict[str, Any]] = vars(play)["load"]
+    load: Callable[[str, Any], dict[str, Any]] = vars(stage)["load"]
 
     def load_and_spoil(uri: str, store: Any) -> dict[str, Any]:
         state = load(uri, store)
@@ -71,7 +71,7 @@ def test_demo_fails_when_a_restored_tensor_differs(
                 state["model"]["head.bias"][0] += 1
         return state
 
-    monkeypatch.setattr(play, "load", load_and_spoil)
+    monkeypatch.setattr(stage, "load", load_and_spoil)
     monkeypatch.setenv("COLUMNS", "160")
     assert demo.run(["--steps", "1"]) == demo.EXIT_DIFFERENT
     shown = capsys.readouterr().out
@@ -80,7 +80,9 @@ def test_demo_fails_when_a_restored_tensor_differs(
     assert "every tensor came back" not in shown
 
 
-@pytest.mark.parametrize("words", [["--steps", "0"], ["--steps", "x"], ["--no-such-flag"]])
+@pytest.mark.parametrize(
+    "words", [["--steps", "0"], ["--steps", "x"], ["--nodes", "2"], ["--nodes", "x"], ["--no-such-flag"]]
+)
 def test_demo_with_wrong_arguments_is_a_usage_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         demo.run(words)
