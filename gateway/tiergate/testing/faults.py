@@ -41,13 +41,14 @@ class _Exchange:
 
 class FaultyOrigin:
     """The proxy, in a thread with its own event loop. A context manager; `endpoint` is for the gateway,
-    `origin` is what stands behind it."""
+    `origin` is what stands behind it, `host` the address it listens at."""
 
-    def __init__(self, origin: str) -> None:
+    def __init__(self, origin: str, host: str = "127.0.0.1") -> None:
         parts = urlsplit(origin)
         if parts.hostname is None or parts.port is None or parts.scheme != "http":
             raise ValueError(f"not a plain HTTP endpoint with a port: {origin}")
         self.origin = origin
+        self._host = host
         self._address = (parts.hostname, parts.port)
         self._clock = SystemClock()
         self._changed = threading.Condition()
@@ -64,7 +65,7 @@ class FaultyOrigin:
     @property
     def endpoint(self) -> str:
         """The URL it listens at."""
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{self._host}:{self._port}"
 
     @property
     def requests(self) -> list[Seen]:
@@ -145,7 +146,7 @@ class FaultyOrigin:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=MAX_HEAD_BYTES)
+        server = await asyncio.start_server(self._accept, self._host, 0, limit=MAX_HEAD_BYTES)
         self._port = server.sockets[0].getsockname()[1]
         self._started.set()
         await self._stopping.wait()

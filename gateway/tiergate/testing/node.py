@@ -57,6 +57,9 @@ class RunningNode:
             that `client` makes sign with those.
         memory_dir: A folder that is the caller's to remove; by default one of its own, on tmpfs where there is one.
         keep_ports: Start anew on the ports that it got first.
+        address: The IP address it listens at, both for S3 and the admin.
+        enter: What comes before its command, to run it elsewhere (`tiergate.testing.netns.Place.enter`). It must
+            become the command, not start it.
     """
 
     def __init__(
@@ -71,8 +74,12 @@ class RunningNode:
         keep_ports: bool = False,
         access_key: str = "test",
         secret_key: str = "test",
+        address: str = "127.0.0.1",
+        enter: Sequence[str] = (),
     ) -> None:
         self.origin = origin
+        self._address = address
+        self._enter = tuple(enter)
         self.flags = tuple(flags)
         self._memory_limit = memory_limit
         self._workers_count = workers
@@ -91,7 +98,7 @@ class RunningNode:
         self.peers = ""
         """host:port that speaks to peers; empty for a node alone."""
         self._keep_ports = keep_ports
-        self._addresses: tuple[str, ...] = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0")
+        self._addresses: tuple[str, ...] = ("--listen", f"{address}:0", "--admin-listen", f"{address}:0")
 
     # -- life
     def __enter__(self) -> Self:
@@ -122,7 +129,7 @@ class RunningNode:
         """
         if self._process is not None:
             raise RuntimeError("the node runs already")
-        command = [sys.executable, "-m", "tiergate", "serve"]
+        command = [*self._enter, sys.executable, "-m", "tiergate", "serve"]
         command += ["--origin", self.origin]
         command += ["--memory-dir", str(self.memory_dir), "--memory-limit", self._memory_limit]
         command += ["--workers", str(self._workers_count), *self.flags, *self._addresses]
