@@ -60,6 +60,20 @@ def _stamped_etag(seen: Seen) -> str:
     return (stamp.etag if stamp else "") or "foreign"
 
 
+class Write(NamedTuple):
+    """What a client did to a key, some time between two instants, and the ETag it was answered with: empty for a
+    deletion, `UNTOLD` where no answer told. `until_s` is infinite for a write that was not acknowledged: it may have
+    happened at any time, or never."""
+
+    key: str
+    etag: str
+    from_s: float
+    until_s: float
+
+
+UNTOLD = "?"
+
+
 def false_completes(
     requests: Iterable[Seen], bucket: str, acked: Sequence[Acked], is_marker: Callable[[str], bool]
 ) -> list[str]:
@@ -68,12 +82,21 @@ def false_completes(
     `acked` holds every acknowledged write of one client that wrote one after the other, ETags different for different
     bytes, to a bucket that was empty before; `requests` begin before it.
     """
+    writes = [Write(each.key, each.etag, index, index) for index, each in enumerate(acked)]
+    return untrue_markers(requests, bucket, writes, is_marker)
+
+
+def untrue_markers(
+    requests: Iterable[Seen], bucket: str, writes: Sequence[Write], is_marker: Callable[[str], bool]
+) -> list[str]:
+    """As `false_completes`, for clients that wrote at the same time, by one clock: a marker speaks for what was
+    acknowledged before its own write began."""
     changes = changes_of(requests, bucket)
     faults = []
     for put in changes:
         if is_marker(put.key) and put.etag:
             gone_s = _gone_s(changes, put)
-            faults += _untrue_when_put(changes, acked, put)
+            faults += _untrue_when_put(changes, writes, put)
             faults += _changed_meanwhile(changes, put, gone_s)
     return faults
 
@@ -84,20 +107,28 @@ def _gone_s(changes: Sequence[Change], put: Change) -> float:
     return min(ends, default=inf)
 
 
-def _untrue_when_put(changes: Sequence[Change], acked: Sequence[Acked], put: Change) -> list[str]:
+def _untrue_when_put(changes: Sequence[Change], writes: Sequence[Write], put: Change) -> list[str]:
     """Members that were not there, or too old, when the marker may have appeared."""
-    at = max((i for i, each in enumerate(acked) if each == Acked(put.key, put.etag)), default=-1)
-    if at < 0:
-        return [f"{put.key} {put.etag} was never acknowledged"]
+    of_marker = [each for each in writes if each.key == put.key and each.etag in (put.etag, UNTOLD)]
+    if not of_marker:
+        return [f"{put.key} {put.etag} was never written"]
+    # Of several writes of the same bytes, the one that asks for most.
+    told = [each for each in of_marker if each.etag == put.etag]
+    at_s = max(each.from_s for each in told) if told else min(each.from_s for each in of_marker)
     scope = scope_of(put.key)
-    needed = {each.key: i for i, each in enumerate(acked[:at]) if each.key.startswith(scope) and each.key != put.key}
+    needed: dict[str, Write] = {}
+    for each in writes:
+        if each.key.startswith(scope) and each.key != put.key and each.until_s <= at_s:
+            known = needed.get(each.key)
+            if known is None or (known.until_s, known.from_s) <= (each.until_s, each.from_s):
+                needed[each.key] = each
     faults = []
-    for key, index in needed.items():
+    for key, last in needed.items():
         done = [each for each in changes if each.key == key and each.until_s <= put.from_s]
-        history = [(i, each.etag) for i, each in enumerate(acked) if each.key == key and i >= index]
-        good = {etag for _, etag in history}
         state = done[-1].etag if done else ""
-        if state not in good:
+        good = {last.etag}
+        good |= {each.etag for each in writes if each.key == key and each.until_s > last.from_s}
+        if state not in good and not (state and UNTOLD in good):
             faults.append(f"{put.key} appeared while {key} was {state or 'absent'}, acknowledged: {sorted(good)}")
     return faults
 

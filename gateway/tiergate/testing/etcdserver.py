@@ -1,4 +1,4 @@
-"""Real etcd: one process for each member, on free loopback ports, with its data in a folder of its own.
+"""Real etcd to test against: one process for each member, on free loopback ports, with its data in a folder of its own.
 
 The binary is Debian's `etcd-server`. Nothing is synced to disk: what a test kills is a process, never the machine.
 """
@@ -14,6 +14,7 @@ from typing import Any, Self
 from tiergate.clock import SystemClock
 from tiergate.errors import ConfigError
 from tiergate.etcd.channel import Tls
+from tiergate.etcd.values import prefix_end
 from tiergate.etcd.wire import grpc, rpc
 from tiergate.testing.origins import free_ports
 
@@ -41,9 +42,9 @@ def etcd_path() -> str:
 class EtcdMember:
     """One process. It keeps its ports and its data over `kill` and `start`."""
 
-    def __init__(self, name: str, folder: Path, ports: Sequence[int], scheme: str) -> None:
+    def __init__(self, name: str, folder: Path, ports: Sequence[int], scheme: str, host: str) -> None:
         self.name = name
-        self.endpoint = f"127.0.0.1:{ports[0]}"
+        self.endpoint = f"{host}:{ports[0]}"
         self.peer_url = f"http://127.0.0.1:{ports[1]}"
         self._folder = folder
         self._scheme = scheme
@@ -112,11 +113,16 @@ class EtcdMember:
 
 class EtcdServer:
     """A cluster of `members_count` processes. A context manager: entering waits until it has a leader, leaving kills
-    all and removes their files. `extra`: more arguments for etcd, with the certificates that `tls` answers to."""
+    all and removes their files. `extra`: more arguments for etcd, with the certificates that `tls` answers to. `host`:
+    the address at which all answer their clients."""
 
-    def __init__(self, members_count: int = 1, extra: Sequence[str] = (), tls: Tls | None = None) -> None:
+    def __init__(
+        self, members_count: int = 1, extra: Sequence[str] = (), tls: Tls | None = None, host: str = "127.0.0.1"
+    ) -> None:
         self.members: list[EtcdMember] = []
         self._count = members_count
+        self._host = host
+        self._generation = 0
         self._extra = extra
         self._tls = tls
         self._folder: Path | None = None
@@ -142,7 +148,7 @@ class EtcdServer:
         ports = free_ports(2 * self._count)
         scheme = "https" if self._tls else "http"
         self.members = [
-            EtcdMember(f"m{index}", self._folder, ports[2 * index : 2 * index + 2], scheme)
+            EtcdMember(f"m{index}", self._folder, ports[2 * index : 2 * index + 2], scheme, self._host)
             for index in range(self._count)
         ]
         for member in self.members:
@@ -162,7 +168,46 @@ class EtcdServer:
 
     def start(self, member: EtcdMember) -> None:
         """Start a member, again if it was killed."""
-        member.start(",".join(f"{each.name}={each.peer_url}" for each in self.members), self._extra)
+        cluster = ",".join(f"{each.name}={each.peer_url}" for each in self.members)
+        member.start(cluster, (*self._extra, f"--initial-cluster-token=tiergate-{self._generation}"))
+
+    def restart(self) -> None:
+        """Kill all members, and start them on their data."""
+        for member in self.members:
+            member.kill()
+        for member in self.members:
+            self.start(member)
+        self.wait_ready()
+
+    def save(self) -> Path:
+        """A copy of all that is stored, for `restore`. The members are down meanwhile."""
+        for member in self.members:
+            member.kill()
+        assert self._folder is not None
+        copy = Path(tempfile.mkdtemp(prefix="saved-", dir=self._folder))
+        for member in self.members:
+            shutil.copytree(self._folder / member.name, copy / member.name)
+        self.restart()
+        return copy
+
+    def restore(self, copy: Path | None) -> None:
+        """Go back to a copy, as an operator does who lost the rest; without one, to nothing, as another cluster."""
+        for member in self.members:
+            member.kill()
+        assert self._folder is not None
+        for member in self.members:
+            shutil.rmtree(self._folder / member.name)
+            if copy is not None:
+                shutil.copytree(copy / member.name, self._folder / member.name)
+        if copy is None:
+            self._generation += 1
+        self.restart()
+
+    def rows(self, prefix: bytes) -> list[Any]:
+        """All that is stored under a prefix, as etcd's own KeyValues, in the order of their keys."""
+        request = rpc.RangeRequest(key=prefix, range_end=prefix_end(prefix))
+        found: list[Any] = list(self._call(self.members[0], lambda channel: rpc.KVStub(channel).Range, request).kvs)
+        return found
 
     def wait_ready(self) -> None:
         """Wait until each member that runs answers a linearizable read."""

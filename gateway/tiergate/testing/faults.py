@@ -24,6 +24,7 @@ from tiergate.testing.rules import (
     Hold,
     Rule,
     Seen,
+    Slow,
     Truncate,
     operation_of,
 )
@@ -215,6 +216,8 @@ class FaultyOrigin:
         fault = exchange.seen.fault
         if isinstance(fault, Hold) and not fault.after_origin:
             await fault.gate.pass_through()
+        if isinstance(fault, Slow):
+            await self._clock.sleep(fault.seconds)
         if isinstance(fault, Cut) and not fault.after_origin:
             return _reset(exchange.writer)
         if isinstance(fault, Answer) and not fault.after_origin:

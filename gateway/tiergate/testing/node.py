@@ -58,6 +58,7 @@ class RunningNode:
         memory_dir: A folder that is the caller's to remove; by default one of its own, on tmpfs where there is one.
         keep_ports: Start anew on the ports that it got first.
         address: The IP address it listens at, both for S3 and the admin.
+        ports: The ports for S3 and the admin; 0: the kernel gives another one at each start.
         enter: What comes before its command, to run it elsewhere (`tiergate.testing.netns.Place.enter`). It must
             become the command, not start it.
     """
@@ -75,10 +76,10 @@ class RunningNode:
         access_key: str = "test",
         secret_key: str = "test",
         address: str = "127.0.0.1",
+        ports: tuple[int, int] = (0, 0),
         enter: Sequence[str] = (),
     ) -> None:
         self.origin = origin
-        self._address = address
         self._enter = tuple(enter)
         self.flags = tuple(flags)
         self._memory_limit = memory_limit
@@ -92,13 +93,18 @@ class RunningNode:
         self._folder = Path()
         self.memory_dir = Path()
         self.endpoint = ""
-        """The URL that speaks S3. Another one after each start, unless it keeps its ports."""
+        """The URL that speaks S3. Another one after each start, unless it keeps its ports or they were given."""
         self.admin = ""
         """The URL of the admin address."""
         self.peers = ""
         """host:port that speaks to peers; empty for a node alone."""
         self._keep_ports = keep_ports
-        self._addresses: tuple[str, ...] = ("--listen", f"{address}:0", "--admin-listen", f"{address}:0")
+        self._addresses: tuple[str, ...] = (
+            "--listen",
+            f"{address}:{ports[0]}",
+            "--admin-listen",
+            f"{address}:{ports[1]}",
+        )
 
     # -- life
     def __enter__(self) -> Self:

@@ -149,7 +149,14 @@ class Hold:
     after_origin: bool = False
 
 
-Action = Answer | Cut | Truncate | Corrupt | Hold
+@dataclass(frozen=True)
+class Slow:
+    """Wait so long before the origin sees the request; then go on."""
+
+    seconds: float
+
+
+Action = Answer | Cut | Truncate | Corrupt | Hold | Slow
 
 
 @dataclass
