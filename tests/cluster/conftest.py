@@ -1,14 +1,53 @@
 """Several nodes on etcd in a network that tests break."""
 
 import functools
-from collections.abc import Iterator
+import os
+import random
+import signal
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
+from tests.cluster.clusters import Cluster, Standing
 
 from tiergate.testing import netns
+from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.netns import Network
+from tiergate.testing.origins import SeaweedOrigin
 
 missing = functools.cache(netns.missing)
+
+CLUSTERS = pytest.StashKey[list[Cluster]]()
+
+StartCluster = Callable[..., Cluster]
+
+
+def pytest_configure() -> None:
+    """So that `timeout` leaves no process and no memory behind: fixtures are torn down as after Ctrl-C."""
+    signal.signal(signal.SIGTERM, lambda *_: pytest.exit("ended by SIGTERM"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that failed shows what its nodes logged, and what its clients met."""
+    report = yield
+    if report.failed:
+        for cluster in item.stash.get(CLUSTERS, []):
+            report.sections += [(f"log of {name}", node.log_tail()) for name, node in cluster.nodes.items()]
+            report.sections.append(("failures", "\n".join(cluster.journal.failures)))
+            report.sections.append(("replay", f"TIERGATE_TEST_SEED={cluster.seed}"))
+    return report
+
+
+@pytest.fixture(scope="session")
+def whole_network() -> Iterator[Network]:
+    if missing():
+        pytest.skip(missing())
+    with Network() as network:
+        yield network
 
 
 @pytest.fixture
@@ -18,3 +57,35 @@ def network() -> Iterator[Network]:
         pytest.skip(missing())
     with Network() as network:
         yield network
+
+
+@pytest.fixture(scope="session")
+def standing(whole_network: Network) -> Iterator[Standing]:
+    """The network, and an origin in it that records what nodes ask of it. moto would not do: it says of all uploads that
+    they began in 2010, so none of those whose id was lost can be told."""
+    whole_network.outside()
+    with SeaweedOrigin() as origin:
+        host = whole_network.outside()
+        with FaultyOrigin(origin.endpoint, host) as proxy:
+            yield Standing(whole_network, origin, proxy, host)
+
+
+@pytest.fixture
+def seed() -> str:
+    """What all chance of a test comes from; TIERGATE_TEST_SEED replays it."""
+    return os.environ.get("TIERGATE_TEST_SEED", "") or str(random.SystemRandom().randrange(1 << 30))
+
+
+@pytest.fixture
+def start_cluster(request: pytest.FixtureRequest, standing: Standing, seed: str) -> Iterator[StartCluster]:
+    """Starts a cluster; it ends with the test."""
+    with ExitStack() as stack:
+
+        def start(**options: Any) -> Cluster:
+            standing.proxy.heal()
+            cluster = Cluster(standing, seed, **options)
+            request.node.stash.setdefault(CLUSTERS, []).append(cluster)
+            return stack.enter_context(cluster)
+
+        yield start
+        standing.proxy.heal()

@@ -1,0 +1,185 @@
+"""Nodes, etcd and an origin, each at an address of its own in a network that can be broken."""
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from tiergate.testing.endstate import End
+from tiergate.testing.etcd import EtcdServer
+from tiergate.testing.faults import FaultyOrigin
+from tiergate.testing.journal import Journal
+from tiergate.testing.netns import Network, Place
+from tiergate.testing.node import RunningNode
+from tiergate.testing.origins import ProcessOrigin
+from tiergate.testing.players import Player
+from tiergate.testing.training import Trainer
+
+BUCKET = "cluster"
+PORTS = (9000, 9001)
+PEER_PORT = 9002
+LEASE_S = 3
+"""The shortest."""
+
+MEMORY = "96MiB"
+CLIENT = {"TIERGATE_ACCESS_KEY_ID": "AKIDCLUSTER", "TIERGATE_SECRET_ACCESS_KEY": "the-secret-of-clients"}
+SECRET = {"TIERGATE_CLUSTER_SECRET": "what the peers of these tests know each other by"}
+FLAGS = ("--origin-attempts", "2", "--origin-backoff", "20ms", "--origin-backoff-max", "200ms", "--marker-quiet", "1s")
+TRIES_COUNT = 8
+"""Of clients that try again as boto3's standard mode does; three, its default, last for two seconds only."""
+
+
+@dataclass
+class Standing:
+    """What all clusters of a session have in common: `origin` is the real one, `proxy` what nodes see of it, at the
+    address `proxy_host` of `network`."""
+
+    network: Network
+    origin: ProcessOrigin
+    proxy: FaultyOrigin
+    proxy_host: str
+
+
+@dataclass
+class Cluster:
+    """One cluster of nodes `n0`, `n1`, …, all in zones of their own. A context manager.
+
+    Args:
+        copies_count: On how many nodes a write is before it is acknowledged.
+        alone: Nodes without a cluster, for tests of this harness.
+    """
+
+    standing: Standing
+    seed: str
+    nodes_count: int = 3
+    members_count: int = 1
+    copies_count: int = 2
+    lease_s: int = LEASE_S
+    flags: Sequence[str] = ()
+    memory_limit: str = MEMORY
+    alone: bool = False
+    nodes: dict[str, RunningNode] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
+    journal: Journal = field(default_factory=lambda: Journal(tries_count=TRIES_COUNT))
+    bucket: str = ""
+    etcd_host: str = ""
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self._stack = ExitStack()
+        self._etcd: EtcdServer | None = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            network = self.standing.network
+            self.bucket = f"{BUCKET}-{self.random.getrandbits(40):010x}"
+            self.direct = self.standing.origin.client()
+            stack.callback(self.direct.close)
+            self.direct.create_bucket(Bucket=self.bucket)
+            if not self.alone:
+                self.etcd_host = network.outside()
+                self._etcd = stack.enter_context(EtcdServer(self.members_count, host=self.etcd_host))
+            with network_healed(network):
+                for index in range(self.nodes_count):
+                    self._add(stack, f"n{index}")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.standing.network.heal()
+        self._stack.close()
+
+    def _add(self, stack: ExitStack, name: str) -> None:
+        place = self.places[name] = self.standing.network.place(name)
+        node = RunningNode(
+            self.standing.proxy.endpoint,
+            flags=(*FLAGS, *self._member_flags(name, place), *self.flags),
+            memory_limit=self.memory_limit,
+            environment=CLIENT | ({} if self.alone else SECRET),
+            access_key=self.standing.origin.access_key,
+            secret_key=self.standing.origin.secret_key,
+            address=place.address,
+            ports=PORTS,
+            enter=place.enter,
+        )
+        self.nodes[name] = stack.enter_context(node)
+
+    def _member_flags(self, name: str, place: Place) -> list[str]:
+        if self.alone:
+            return []
+        flags = ["--cluster", f"etcd://{','.join(self.etcd.endpoints)}", "--node-name", name, "--zone", f"z{name}"]
+        flags += ["--advertise", f"{place.address}:{PEER_PORT}", "--lease", f"{self.lease_s}s"]
+        return [*flags, "--replicas", str(self.copies_count)]
+
+    # -- parts
+    @property
+    def etcd(self) -> EtcdServer:
+        """Its etcd."""
+        assert self._etcd is not None
+        return self._etcd
+
+    def node(self, name: str) -> RunningNode:
+        """A node by name."""
+        return self.nodes[name]
+
+    def client(self, name: str, **config: Any) -> Any:
+        """A client of a node that tries once."""
+        return self.nodes[name].client(read_timeout=20, **config)
+
+    def patient(self, name: str) -> Any:
+        """A client of a node that tries again as boto3's standard mode does."""
+        return self.client(name, retries={"mode": "standard", "total_max_attempts": TRIES_COUNT})
+
+    def trainer(self, *names: str, **options: Any) -> Trainer:
+        """A job whose ranks use these nodes, or all."""
+        clients = [self.patient(name) for name in names or self.nodes]
+        return Trainer(clients, self.bucket, self.journal, f"{self.seed} {len(self.journal.keys)}", **options)
+
+    def player(self, number: int, **options: Any) -> Player:
+        """A random client of all nodes that tries once."""
+        clients = [self.client(name) for name in self.nodes]
+        return Player(clients, self.bucket, self.journal, f"{self.seed} {number}", **options)
+
+    # -- faults
+    def cut_from_etcd(self, *names: str) -> None:
+        """Nodes and etcd hear nothing of each other any more."""
+        for name in names:
+            self.standing.network.cut(self.places[name], self.etcd_host)
+
+    def cut_from_origin(self, *names: str) -> None:
+        """Nodes and the origin hear nothing of each other any more."""
+        for name in names:
+            self.standing.network.cut(self.places[name], self.standing.proxy_host)
+
+    def cut_apart(self, one: str, *others: str) -> None:
+        """A node and these others hear nothing of each other any more."""
+        self.standing.network.cut(self.places[one], *(self.places[other] for other in others))
+
+    # -- judging
+    def end(self, *, but: Sequence[str] = (), **options: Any) -> None:
+        """What must hold in the end (`tiergate.testing.endstate`) holds, of all nodes `but` these, which are dead.
+
+        Raises:
+            AssertionError: it does not; a line for each thing that is wrong.
+        """
+        alive = {name: node for name, node in self.nodes.items() if name not in but}
+        end = End(
+            self.journal,
+            self.bucket,
+            alive,
+            self.direct,
+            self._etcd,
+            lambda: self.standing.proxy.requests,
+            **options,
+        )
+        problems = end.problems()
+        if problems:
+            raise AssertionError("\n".join([*problems, f"TIERGATE_TEST_SEED={self.seed}"]))
+
+
+@contextmanager
+def network_healed(network: Network) -> Iterator[None]:
+    """For what must start in a whole network."""
+    network.heal()
+    yield
