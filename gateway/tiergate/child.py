@@ -141,6 +141,10 @@ class ChildContext:
         """Tell the node that this process does its work now. To be called once."""
         _report(self.ready_fd, {"ready": True})
 
+    def report_left(self, status: int) -> None:
+        """Tell the node with which status it should end, for what is left in its memory folder only."""
+        _report(self.ready_fd, {"status": status})
+
     def report_drained(self) -> None:
         """Tell the node, which is stopping, that this worker of a cluster has answered its clients. It goes on for its
         peers until it gets a second SIGTERM."""

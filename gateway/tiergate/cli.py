@@ -80,12 +80,11 @@ def _serve(options: argparse.Namespace, unknown: list[str]) -> int:
     for secret in settings.secrets:
         logs.mask(secret)
     try:
-        serve(loaded, lambda running: print(running.line, flush=True))
+        return serve(loaded, lambda running: print(running.line, flush=True))
     except FolderBusyError as error:
         return _fail(EXIT_BUSY, str(error))
     except TiergateError as error:
         return _fail(EXIT_FAILED, str(error))
-    return EXIT_OK
 
 
 def _check_config(options: argparse.Namespace, unknown: list[str]) -> int:

@@ -143,9 +143,7 @@ class Cluster:
         site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=server_tls)
         await site.start()
         port = int(runner.addresses[0][1])
-        found = PeerNode(
-            name, zone, self, memory, directory, metrics, channel, roster, replication, runner, port
-        )
+        found = PeerNode(name, zone, self, memory, directory, metrics, channel, roster, replication, runner, port)
         self.nodes[name] = Node(name, len(self.nodes) + 1, About(f"127.0.0.1:{port}", zone))
         self.members.append(found)
         return found

@@ -1,21 +1,17 @@
 """Copies on peers, over real sockets into real memories: what is counted as a copy is one, whatever the peer does."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
-import aiohttp
 import pytest
 from tests.contracts.peernodes import MIB, NAME, Cluster, PeerNode, content, holders, until
 
 from tiergate.config import Secret
-from tiergate.errors import IntegrityError, PeerError, TooFewCopiesError
-from tiergate.model import BLOCK_BYTES, Body, Holder, Version
-from tiergate.replication import auth
-from tiergate.replication.base import Alone, Copies, Notice, Replication
-from tiergate.replication.wire import Pull, Taken, decode, push_target
+from tiergate.errors import PeerError, TooFewCopiesError
+from tiergate.model import BLOCK_BYTES, Body
+from tiergate.replication.base import Copies
+from tiergate.replication.wire import Pull
 
 SIZES = [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 40 * MIB]
 

@@ -59,8 +59,9 @@ def serve(
     policy: RestartPolicy | None = None,
     clock: Clock | None = None,
     lock_wait_s: float = LOCK_WAIT_S,
-) -> None:
-    """Run a node until SIGTERM or SIGINT. To be called in the main thread.
+) -> int:
+    """Run a node until SIGTERM or SIGINT. To be called in the main thread. The exit status: 0, or
+    `tiergate.writeback.drain.LEFT_BEHIND_STATUS`.
 
     Args:
         loaded: The settings and their sources (a default memory limit may be lowered, a given one not).
@@ -87,7 +88,7 @@ def serve(
         if not is_on_tmpfs(root):
             log.warning("memory_dir is not on a tmpfs, bytes may go to a disk", folder=root)
         log.info("starting", folder=root, memory_limit=format_size(limit_bytes), workers=settings.workers_count)
-        _serve_locked(settings, folders, lock, on_ready, entries or Entries(), policy or RestartPolicy(), clock)
+        return _serve_locked(settings, folders, lock, on_ready, entries or Entries(), policy or RestartPolicy(), clock)
     finally:
         lock.close()
 
@@ -111,7 +112,7 @@ def _serve_locked(
     entries: Entries,
     policy: RestartPolicy,
     clock: Clock,
-) -> None:
+) -> int:
     loopback_only = settings.client_auth is ClientAuth.NONE
     opened: list[Listeners] = []
     try:
@@ -146,7 +147,7 @@ def _serve_locked(
             policy=policy,
         )
         try:
-            supervisor.run()
+            return supervisor.run()
         finally:
             metrics.close()
     finally:

@@ -113,11 +113,13 @@ class Supervisor:
         self._children += [_Child(ChildRole.WORKER, i, *pair) for i, pair in enumerate(pairs)]
         self._was_ready = False
         self._stop_by_s: float | None = None
+        self._status = 0
         # A member may have to wait for an earlier one of its name to go.
         self._start_timeout_s = START_TIMEOUT_S + (4 * settings.lease_s if settings.cluster else 0.0)
 
-    def run(self) -> None:
-        """Start the children and keep them running until SIGTERM or SIGINT.
+    def run(self) -> int:
+        """Start the children and keep them running until SIGTERM or SIGINT. The exit status that says what is left
+        behind.
 
         Raises:
             NodeFailedError: a child fails at its start, or dies again and again.
@@ -134,6 +136,7 @@ class Supervisor:
                 self._selector.close()
                 os.close(self._wakeup_fd)
                 os.close(self._deaths_fd)
+        return self._status
 
     def _turn(self) -> None:
         """Wait for the next event or due time and deal with it."""
@@ -278,6 +281,7 @@ class Supervisor:
                 pass  # somebody it had started still holds its end
             self._forget_ready_fd(child)
         child.process, child.pid_fd = None, -1
+        self._status = int(_said(child.said).get("status", self._status))
         return status
 
     # -- stopping

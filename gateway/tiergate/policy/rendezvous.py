@@ -1,6 +1,7 @@
 """Which node a text has its place on, the same for all who know the same nodes. Pure.
 
 Rendezvous hashing: when a node comes or goes, only what it is first for moves.
+https://www.microsoft.com/en-us/research/wp-content/uploads/2017/02/HRW98.pdf
 """
 
 import hashlib

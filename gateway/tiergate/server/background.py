@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -13,9 +12,22 @@ from tiergate.child import ChildContext
 from tiergate.engine.rooms import Rooms
 from tiergate.errors import TiergateError, invariant
 from tiergate.observe.logs import get_logger
+from tiergate.policy.bandwidth import TokenBucket
 from tiergate.server.admin import Admin
-from tiergate.server.wiring import leave_embedded, open_cluster, open_rooms, open_uploader, view_of
-from tiergate.writeback.recovery import recover
+from tiergate.server.wiring import (
+    copier_of,
+    leave_embedded,
+    open_cluster,
+    open_rooms,
+    open_uploader,
+    standing_of,
+    view_of,
+)
+from tiergate.writeback.drain import Drain, Peers, Report
+from tiergate.writeback.recovery import Sweep, recover, recover_member
+from tiergate.writeback.repair import Repair
+from tiergate.writeback.survivors import RoundTimes, Survivors
+from tiergate.writeback.takeover import Patience
 
 if TYPE_CHECKING:
     from tiergate.server.cluster import Cluster
@@ -28,8 +40,6 @@ FORGET_INTERVAL_S = 1.0
 
 FORGET_FOR_ALL_INTERVAL_S = 15.0
 """In a cluster, where nothing is short of room because of them."""
-
-DRAIN_LOOK_S = 0.25
 
 NICENESS = 5
 """Where processors are short, clients come before write-back."""
@@ -63,9 +73,10 @@ class Background:
         self._context = context
         self._rooms = rooms
         self._cluster = cluster
-        self._uploader = open_uploader(rooms)
-        self._recovered = asyncio.Event()
-        self._owes_nothing = False
+        self._standing = standing_of(rooms.memory, cluster)
+        self._uploader = open_uploader(rooms, self._standing)
+        self._survivors = self._open_survivors(cluster) if cluster else None
+        self._report = Report()
 
     async def belong(self, cluster: "Cluster", stop: asyncio.Event) -> None:
         """Work as a member of a cluster. Who does not end in order stays one for as long as its lease lasts."""
@@ -80,15 +91,15 @@ class Background:
             keeping = group.create_task(member.run(self._after_join))
             await self.work(stop, member)
             keeping.cancel()
-        await member.leave(owes_nothing=self._owes_nothing)
+        await member.leave(owes_nothing=not self._report.left.count)
+        self._context.report_left(self._report.status)
 
     async def work(self, stop: asyncio.Event, member: "Member | None" = None) -> None:
         """All that is done in any case."""
         context, rooms, uploader = self._context, self._rooms, self._uploader
         loop = asyncio.get_running_loop()
         invariant(context.admin_socket is not None, "the background process needs the admin socket")
-        rooms.metrics.reaped_pins.inc(await recover(rooms.directory, rooms.memory))
-        self._recovered.set()
+        await self._recover()
         runner = web.AppRunner(Admin(context, rooms, uploader, member).app(), access_log=None)
         await runner.setup()
         await web.SockSite(runner, context.admin_socket).start()  # type: ignore[arg-type]
@@ -98,16 +109,17 @@ class Background:
         context.report_ready()
         try:
             async with asyncio.TaskGroup() as group:
+                uploading = group.create_task(uploader.run())
                 tasks = [
-                    group.create_task(uploader.run()),
-                    group.create_task(clean_up_after_deaths(rooms, deaths)),
+                    group.create_task(self._clean_up_after_deaths(deaths)),
                     group.create_task(forget_oldest(rooms, self._cluster)),
                     group.create_task(keep_up(rooms, self._cluster)),
+                    *(group.create_task(work) for work in self._work_of_members()),
                 ]
                 await stop.wait()
-                if member is not None:
-                    self._owes_nothing = await wind_up(rooms)
-                for task in tasks:
+                if self._cluster is not None:
+                    await self._wind_up(self._cluster, uploading)
+                for task in (uploading, *tasks):
                     task.cancel()
         finally:
             loop.remove_reader(context.wakeup_fd)
@@ -117,9 +129,88 @@ class Background:
     async def _after_join(self, epoch: int, resumed: bool) -> None:
         """What follows each join. It is cancelled when the membership of this epoch ends, and called again if it fails
         with one of our errors."""
-        await self._recovered.wait()
         # What was refused while this node was no member goes on now.
         self._uploader.retry_now()
+        if self._survivors is not None:
+            self._survivors.wake()
+
+    # -- what only members of a cluster do
+    def _open_survivors(self, cluster: "Cluster") -> Survivors:
+        rooms, settings = self._rooms, self._rooms.settings
+        return Survivors(
+            cluster.directory,
+            rooms.memory,
+            self._standing,
+            cluster.view.live,
+            rooms.clock,
+            rooms.metrics,
+            self._uploader.wake,
+            Patience(grace_s=settings.restart_grace_s),
+            RoundTimes(),
+        )
+
+    def _work_of_members(self) -> list[Coroutine[Any, Any, None]]:
+        cluster, survivors, rooms = self._cluster, self._survivors, self._rooms
+        if cluster is None or survivors is None:
+            return []
+        settings = rooms.settings
+        repair = Repair(
+            cluster.directory,
+            rooms.memory,
+            copier_of(settings, cluster, rooms.replication, rooms.clock),
+            self._standing,
+            cluster.view.live,
+            rooms.clock,
+            rooms.metrics,
+            TokenBucket(settings.repair_bytes_per_s),
+            settings.restart_grace_s,
+        )
+        sweep = Sweep(cluster.directory, rooms.memory, rooms.clock)
+        return [survivors.run(), wake_at_changes(cluster, survivors), repair.run(), sweep.run()]
+
+    async def _wind_up(self, cluster: "Cluster", uploading: "asyncio.Task[None]") -> None:
+        """Before this node leaves its cluster: what it owes goes to the origin, for at most `drain`, then to peers."""
+        rooms, report = self._rooms, self._report
+        peers = Peers(
+            cluster.directory, copier_of(rooms.settings, cluster, rooms.replication, rooms.clock), cluster.view.live
+        )
+        drain = Drain(cluster.directory, self._uploader, rooms.clock, self._standing, peers)
+        try:
+            await drain.to_origin(rooms.settings.drain_s, report)
+            uploading.cancel()
+            await asyncio.wait((uploading,))
+            await drain.to_peers(report)
+        except TiergateError as error:
+            log.error("what is owed cannot be read, and stays where it is", error=error)
+            report.left.count += 1
+            return
+        report.tell()
+
+    # -- the dead
+    async def _recover(self) -> None:
+        rooms = self._rooms
+        if self._cluster is None:
+            pins_count = await recover(rooms.directory, rooms.memory)
+        else:
+            pins_count = await recover_member(rooms.directory, rooms.memory, self._cluster.node)
+        rooms.metrics.reaped_pins.inc(pins_count)
+
+    async def _clean_up_after_deaths(self, deaths: asyncio.Event) -> None:
+        """Give back what a dead worker was receiving, reading or about to commit."""
+        while True:
+            await deaths.wait()
+            deaths.clear()
+            log.info("cleaning up after a dead process")
+            await self._recover()
+            self._rooms.wake()  # What it was doing may have held writes back.
+
+
+async def wake_at_changes(cluster: "Cluster", survivors: Survivors) -> None:
+    """Let the survivors look as soon as a node comes or goes."""
+    live = cluster.view.live()
+    while True:
+        survivors.wake()
+        live = await cluster.view.changed(live)
 
 
 async def until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
@@ -138,23 +229,6 @@ async def until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
         await asyncio.gather(stopping, doing, return_exceptions=True)
 
 
-async def wind_up(rooms: Rooms) -> bool:
-    """Before this node leaves its cluster: let write-back finish what it owes the origin, for at most `drain`. Whether
-    nothing is owed then."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(rooms.settings.drain_s):
-            while True:
-                try:
-                    owed = await rooms.directory.pending()
-                except TiergateError as error:
-                    log.warning("what is owed cannot be read", error=error)
-                    return False
-                if not any(not write.quarantined for write in owed):
-                    return not owed
-                await rooms.clock.sleep(DRAIN_LOOK_S)
-    return False
-
-
 def drain(eventfd: int, then: Callable[[], None]) -> None:
     """Take what an eventfd counted, then act once for all of it."""
     try:
@@ -162,16 +236,6 @@ def drain(eventfd: int, then: Callable[[], None]) -> None:
     except BlockingIOError:
         return
     then()
-
-
-async def clean_up_after_deaths(rooms: Rooms, deaths: asyncio.Event) -> None:
-    """Give back what a dead worker was receiving, reading or about to commit."""
-    while True:
-        await deaths.wait()
-        deaths.clear()
-        log.info("cleaning up after a dead process")
-        rooms.metrics.reaped_pins.inc(await recover(rooms.directory, rooms.memory))
-        rooms.wake()  # What it was doing may have held writes back.
 
 
 async def forget_oldest(rooms: Rooms, cluster: "Cluster | None") -> None:

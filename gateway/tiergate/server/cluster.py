@@ -2,6 +2,7 @@
 other members. Only a member imports this: it needs gRPC."""
 
 import random
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,7 +19,12 @@ from tiergate.directory.membership import Nodes
 from tiergate.errors import ConfigError
 from tiergate.etcd.channel import Tls
 from tiergate.etcd.client import Access, EtcdClient
+from tiergate.memory.memory import Memory
+from tiergate.observe.metrics import Metrics
 from tiergate.policy.rendezvous import HOUSEKEEPER, ranked
+from tiergate.replication.channel import ChannelSettings, PeerChannel
+from tiergate.replication.replication import PeerReplication
+from tiergate.replication.roster import Roster
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,7 @@ class Cluster:
     standing: BoardStanding
     directory: ClusteredDirectory
     view: LiveView
+    roster: Roster
 
     def keeps_house(self) -> bool:
         """Whether this node does what one does for all. For a moment after a change two may, or none."""
@@ -56,12 +63,61 @@ async def open_cluster(context: ChildContext, clock: Clock) -> AsyncIterator[Clu
     standing = BoardStanding(board, settings.node_name, keys.node(settings.node_name), clock)
     directory = ClusteredDirectory(client, keys, standing)
     view = LiveView(Nodes(client, keys), clock)
+    roster = Roster(settings.node_name, settings.zone, view.live, lambda: standing.me, clock)
     try:
-        yield Cluster(settings.node_name, client, keys, board, standing, directory, view)
+        yield Cluster(settings.node_name, client, keys, board, standing, directory, view, roster)
     finally:
         await directory.close()
         await client.close()
         board.close()
+
+
+@asynccontextmanager
+async def open_replication(
+    cluster: Cluster, settings: Settings, memory: Memory, clock: Clock, metrics: Metrics
+) -> AsyncIterator[PeerReplication]:
+    """Copies on peers and reads from them.
+
+    Raises:
+        ConfigError: a file with a certificate or a key cannot be read.
+    """
+    channel = PeerChannel(
+        ChannelSettings(
+            sender=cluster.node,
+            secret=settings.cluster_secret,
+            tls=peer_tls(settings, ssl.Purpose.SERVER_AUTH),
+            connect_timeout_s=settings.peer_timeout_s,
+            idle_timeout_s=settings.peer_timeout_s,
+        ),
+        clock,
+        metrics,
+    )
+    replication = PeerReplication(memory, channel, cluster.roster, clock, metrics)
+    try:
+        yield replication
+    finally:
+        await replication.close()
+        await channel.close()
+
+
+def peer_tls(settings: Settings, purpose: ssl.Purpose) -> ssl.SSLContext | None:
+    """How peers speak TLS, each showing a certificate that the cluster's own authority signed: that it did is what
+    counts, whatever host it names. None where they do not.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    cert, key, authority = settings.peer_tls_cert, settings.peer_tls_key, settings.peer_tls_ca
+    if cert is None or key is None or authority is None:
+        return None
+    try:
+        context = ssl.create_default_context(purpose, cafile=authority)
+        context.load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"the certificates for peers cannot be used: {error}") from error
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 def etcd_access(settings: Settings) -> Access:

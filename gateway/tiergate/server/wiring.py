@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tiergate.checkpoints.markers import Markers
 from tiergate.child import ChildContext
-from tiergate.clock import SystemClock
+from tiergate.clock import Clock, SystemClock
 from tiergate.config import Settings
 from tiergate.directory.base import Directory
 from tiergate.directory.embedded import EmbeddedDirectory
@@ -19,11 +19,13 @@ from tiergate.engine.current import foreign_version
 from tiergate.engine.rooms import Rooms
 from tiergate.errors import ConfigError
 from tiergate.memory.memory import Memory
+from tiergate.model import ObjectName
 from tiergate.observe.metrics import Metrics
 from tiergate.origin.client import OriginClient, OriginSettings
 from tiergate.origin.forward import Forwarder
-from tiergate.replication.base import Alone
+from tiergate.replication.base import Alone, Replication
 from tiergate.server.budget import split
+from tiergate.writeback.copier import Copier
 from tiergate.writeback.gate import Gate
 from tiergate.writeback.sender import Sender, SenderSettings
 from tiergate.writeback.standing import Standing
@@ -80,9 +82,19 @@ async def open_rooms(context: ChildContext, cluster: "Cluster | None") -> AsyncI
         embedded = directory = EmbeddedDirectory.open(embedded_path(context), budget.directory_bytes)
     else:
         directory = cluster.directory
-    async with OriginClient(origin_settings(settings), node_id(context.folders.root), clock, metrics=metrics) as origin:
+    async with AsyncExitStack() as stack:
+        stack.callback(metrics.close)
+        stack.callback(memory.close)
+        if embedded is not None:
+            stack.callback(embedded.close)
+        replication: Replication = Alone()
+        if cluster is not None:
+            replication = await open_replication(stack, cluster, settings, memory, clock, metrics)
+        origin = await stack.enter_async_context(
+            OriginClient(origin_settings(settings), node_id(context.folders.root), clock, metrics=metrics)
+        )
         markers = Markers(lambda bucket, key: settings.prefix_for(bucket, key).markers, settings.large_bytes)
-        rooms = Rooms(
+        yield Rooms(
             settings=settings,
             clock=clock,
             directory=directory,
@@ -91,19 +103,47 @@ async def open_rooms(context: ChildContext, cluster: "Cluster | None") -> AsyncI
             forwarder=Forwarder(origin.channel),
             markers=markers,
             withdrawals=Withdrawals(
-                directory, memory, origin, markers, clock, metrics, foreign_version, settings.revalidate_s
+                directory,
+                memory,
+                origin,
+                markers,
+                clock,
+                metrics,
+                foreign_version,
+                settings.revalidate_s,
+                standing_of(memory, cluster),
+                copier_of(settings, cluster, replication, clock) if cluster else None,
             ),
             metrics=metrics,
-            replication=Alone(),
+            replication=replication,
             wake=context.wake_background,
         )
-        try:
-            yield rooms
-        finally:
-            if embedded is not None:
-                embedded.close()
-            memory.close()
-            metrics.close()
+
+
+async def open_replication(
+    stack: AsyncExitStack, cluster: "Cluster", settings: Settings, memory: Memory, clock: Clock, metrics: Metrics
+) -> Replication:
+    """Copies on peers, until the stack is left."""
+    # Here and not above, since a node alone needs no gRPC, and may not have it.
+    from tiergate.server import cluster as opener
+
+    return await stack.enter_async_context(opener.open_replication(cluster, settings, memory, clock, metrics))
+
+
+def standing_of(memory: Memory, cluster: "Cluster | None") -> Standing:
+    """Under which name this process changes the origin."""
+    if cluster is None:
+        return Standing(memory.token)
+    return Standing(memory.token, lambda: cluster.standing.me, cluster.standing.stands, is_shared=True)
+
+
+def copier_of(settings: Settings, cluster: "Cluster", replication: Replication, clock: Clock) -> Copier:
+    """Who sees to it that versions are on as many nodes as they should."""
+
+    def asked_of(name: ObjectName) -> int | None:
+        return settings.prefix_for(name.bucket, name.key).replicas_count
+
+    return Copier(cluster.directory, replication, clock, asked_of)
 
 
 def embedded_path(context: ChildContext) -> Path:
@@ -150,7 +190,7 @@ def origin_settings(settings: Settings) -> OriginSettings:
     )
 
 
-def open_uploader(rooms: Rooms) -> Uploader:
+def open_uploader(rooms: Rooms, standing: Standing) -> Uploader:
     """The node's write-back, for the one process that does it."""
     settings = rooms.settings
     sender = Sender(
@@ -161,9 +201,10 @@ def open_uploader(rooms: Rooms) -> Uploader:
         rooms.clock,
         rooms.metrics,
         SenderSettings(settings.writeback_concurrency_count, settings.origin_checksums),
+        standing,
+        rooms.replication,
     )
     slots = asyncio.Semaphore(settings.writeback_concurrency_count)
-    standing = Standing(rooms.memory.token)
     gate = Gate(rooms.directory, rooms.clock, rooms.fence_of, settings.marker_quiet_s, standing, slots)
     bounds = UploaderSettings(
         settings.writeback_concurrency_count * BEGUN_PER_SLOT,

@@ -2,18 +2,28 @@
 
 import asyncio
 import signal
+import ssl
+from typing import TYPE_CHECKING
+
+from aiohttp import web
 
 from tiergate.child import ChildContext
 from tiergate.clock import Clock
 from tiergate.config import ClientAuth, Settings
+from tiergate.engine.rooms import Rooms
 from tiergate.engine.service import Service
 from tiergate.errors import InvariantError, OriginError
 from tiergate.observe.logs import get_logger
 from tiergate.origin.credentials import CredentialChain
+from tiergate.replication.replication import PeerReplication
 from tiergate.s3.sigv4 import SecretFor
 from tiergate.server.app import S3Server
+from tiergate.server.peers import Peers
 from tiergate.server.pipeline import Pipeline
 from tiergate.server.wiring import node_id, open_cluster, open_rooms, view_of
+
+if TYPE_CHECKING:
+    from tiergate.server.cluster import Cluster
 
 log = get_logger(__name__)
 
@@ -57,6 +67,7 @@ async def serve(context: ChildContext) -> None:
             idle_timeout_s=settings.header_timeout_s,
             connections_count=settings.connections_count,
         )
+        peers = await listen_for_peers(context, cluster, rooms) if cluster else None
         listening = await loop.create_server(server, sock=context.listen_socket, backlog=BACKLOG_COUNT)
         context.report_ready()
         await stop.wait()
@@ -71,6 +82,34 @@ async def serve(context: ChildContext) -> None:
             # Peers still read from this node while its background brings away what it owes.
             context.report_drained()
             await end.wait()
+        if peers is not None:
+            await peers.cleanup()
+
+
+async def listen_for_peers(context: ChildContext, cluster: "Cluster", rooms: Rooms) -> web.AppRunner:
+    """Answer the other nodes of the cluster, until the runner is cleaned up."""
+    # Here and not above, since a node alone needs no gRPC, and may not have it.
+    from tiergate.server.cluster import peer_tls
+
+    settings = context.settings
+    if context.peer_socket is None or not isinstance(rooms.replication, PeerReplication):
+        raise InvariantError("a member of a cluster needs peers, and a socket for them")
+    tls = peer_tls(settings, ssl.Purpose.CLIENT_AUTH)
+    peers = Peers(
+        rooms.memory,
+        rooms.directory,
+        rooms.replication.fetching,
+        cluster.roster,
+        rooms.clock,
+        rooms.metrics,
+        settings.cluster_secret,
+        settings.max_body_bytes,
+        settings.body_idle_timeout_s,
+    )
+    runner = peers.runner(settings.shutdown_grace_s)
+    await runner.setup()
+    await web.SockSite(runner, context.peer_socket, ssl_context=tls, backlog=BACKLOG_COUNT).start()
+    return runner
 
 
 class OriginKeys:

@@ -18,8 +18,8 @@ from tiergate.directory.embedded import EmbeddedDirectory
 from tiergate.errors import (
     DirectoryUnavailableError,
     HolderLostError,
-    MemoryFullError,
     MembershipOverError,
+    MemoryFullError,
     OutcomeUnknownError,
     PeerError,
     TooFewCopiesError,

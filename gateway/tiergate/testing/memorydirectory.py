@@ -4,14 +4,14 @@ One `State` is what all nodes share; each process has its own `MemoryDirectory`,
 test may delay or cut. Implements `tiergate.directory.base.ClusterDirectory`; see there.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, TypeVar
 
 from tiergate.checkpoints.markers import scope_of
 from tiergate.directory import transitions, uploads
 from tiergate.directory.base import Committed, Finished, Held, Intent, Seen
-from tiergate.errors import FencedError, HolderLostError, MembershipOverError
+from tiergate.errors import HolderLostError, MembershipOverError
 from tiergate.model import (
     NO_BASE,
     Bucket,
@@ -105,12 +105,16 @@ class State:
 
 
 class MemoryRows:
-    """Implements `tiergate.directory.view.Rows`; see there. New pending writes are `me`'s."""
+    """Implements `tiergate.directory.view.Rows`; see there."""
 
     def __init__(self, tables: Tables, me: Holder | None) -> None:
         self.tables = tables
         self._me = me
         self._next = 0
+
+    @property
+    def me(self) -> Holder | None:
+        return self._me
 
     def next_revision(self) -> int:
         if not self._next:
@@ -149,7 +153,7 @@ class MemoryRows:
         return self.tables.pending.get(name)
 
     def put_pending(self, write: Pending) -> None:
-        self.tables.pending[write.name] = replace(write, owner=write.owner or self._me)
+        self.tables.pending[write.name] = write
 
     def disturb(self, write: Pending) -> None:
         self.put_pending(write)
@@ -163,8 +167,8 @@ class MemoryRows:
     def drop_orphan(self, name: ObjectName, upload: OriginUpload) -> None:
         self.tables.orphans.pop((name, upload), None)
 
-    def steps(self, bucket: str) -> list[Step]:
-        return [step for step in self.tables.steps.values() if step.name.bucket == bucket]
+    def steps_near(self, step: Step) -> list[Step]:
+        return list(self.tables.steps.values())
 
     def put_step(self, step: Step) -> None:
         self.tables.steps[step.name.bucket, step.uid] = step
@@ -302,7 +306,7 @@ class MemoryDirectory:
         found = await self._read(lambda tables: list(tables.pending.values()))
         return _by_place(write for write in found if me is None or write.owner == me)
 
-    async def beside(self, writes: Sequence[Pending]) -> list[Pending]:
+    async def beside(self, writes: Sequence[Pending], whole: Collection[str] = ()) -> list[Pending]:
         return _by_place(await self._read(lambda tables: list(tables.pending.values())))
 
     async def pending_under(self, bucket: str, prefix: str, limit: int) -> list[Pending]:
@@ -321,16 +325,10 @@ class MemoryDirectory:
         return await self._owned(name, uid, lambda write: replace(write, base=base))
 
     async def _owned(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> Pending:
-        me = self._me()
-
-        def transition(rows: MemoryRows) -> Pending:
-            check_owner(rows, name, me)
-            return transitions.change_owned(rows, name, uid, change)
-
-        return await self._change(transition)
+        return await self._change(lambda rows: transitions.change_owned(rows, name, uid, change))
 
     async def _if_pending(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> None:
-        await self._change(lambda rows: transitions.change_if_owned(rows, name, uid, change))
+        await self._change(lambda rows: transitions.change_if_pending(rows, name, uid, change))
 
     async def drop_leftovers(self, name: ObjectName, dropped: Sequence[OriginUpload]) -> None:
         await self._change(lambda rows: transitions.drop_leftovers(rows, name, dropped))
@@ -339,10 +337,7 @@ class MemoryDirectory:
         return await self._read(lambda tables: list(tables.orphans))
 
     async def persisted(self, name: ObjectName, uid: str, origin_etag: str, now_s: float) -> Version | None:
-        me = self._me()
-
         def transition(rows: MemoryRows) -> Version | None:
-            check_owner(rows, name, me)
             write = rows.pending(name)
             result = transitions.persisted(rows, name, uid, origin_etag, now_s)
             if write is not None and write.uid == uid:
@@ -374,8 +369,11 @@ class MemoryDirectory:
         me = self._me()
 
         def transition(rows: MemoryRows) -> None:
-            check_owner(rows, name, me)
-            transitions.change_if_owned(rows, name, uid, lambda write: replace(write, quarantined=reason))
+            write = rows.pending(name)
+            if write is None or write.uid != uid:
+                return
+            if write.owner in (None, me) or not self._state.live.still([write.owner]):
+                rows.put_pending(replace(write, quarantined=reason))
 
         await self._change(transition)
 
@@ -550,13 +548,6 @@ class MemoryDirectory:
             return True
 
         return await self._change(transition)
-
-
-def check_owner(rows: MemoryRows, name: ObjectName, me: Holder | None) -> None:
-    """Raises `FencedError` if another owns the pending write."""
-    write = rows.pending(name)
-    if me is not None and write is not None and write.owner is not None and write.owner != me:
-        raise FencedError("another node owns it", bucket=name.bucket, key=name.key)
 
 
 N = TypeVar("N", Record, Pending)

@@ -21,7 +21,7 @@ from tiergate.writeback.uploader import Uploader, context
 log = get_logger(__name__)
 
 NOTHING_LEFT_STATUS = 0
-LEFT_BEHIND_STATUS = 3
+LEFT_BEHIND_STATUS = 5
 """Exit status: something acknowledged is in this memory folder only."""
 
 LOOK_S = 0.1

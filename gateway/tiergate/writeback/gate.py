@@ -69,7 +69,8 @@ class Gate:
 
     async def _read(self) -> list[Pending]:
         own = await self._directory.pending()
-        self._view = PendingView(await self._directory.beside(own) if self.is_shared else own)
+        strict = {write.name.bucket for write in own if self._fence_of(write.name) is FenceMode.STRICT}
+        self._view = PendingView(await self._directory.beside(own, strict) if self.is_shared else own)
         # After what is pending: a step that is announced later sees that and waits.
         steps = await self._directory.steps()
         self._steps = [step for step in steps if step.through or not self._is_own(step)]

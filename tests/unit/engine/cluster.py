@@ -3,23 +3,19 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from tiergate import model
 from tiergate.checkpoints.markers import Markers
 from tiergate.clock import SystemClock
 from tiergate.config import Machine, Settings, load
 from tiergate.directory.embedded import TABLE_NAMES
-from tiergate.engine import fills, reads
 from tiergate.engine.calls import Answer, Call, Framing, Outgoing
 from tiergate.engine.current import foreign_version
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.service import Service
 from tiergate.errors import OriginTemporaryError
 from tiergate.lmdbfile import open_environment
-from tiergate.memory import inventory, store
 from tiergate.memory.audit import audit
 from tiergate.memory.memory import Memory, MemoryLimits
 from tiergate.model import Bucket, ObjectName
@@ -27,7 +23,6 @@ from tiergate.observe.metrics import Metrics
 from tiergate.origin.client import OriginObject
 from tiergate.origin.forward import Forwarder
 from tiergate.replication.base import Alone, Replication
-from tiergate.s3.checksums import Checksum
 from tiergate.s3.operations import parse
 from tiergate.s3.target import Target
 from tiergate.testing.copies import HoldersDirectory, Peers

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from tests.unit.engine.cluster import Cluster, content, etag_of, name_of
+from tests.unit.engine.cluster import Cluster, content, name_of
 
 from tiergate.engine import holding
-from tiergate.errors import OutcomeUnknownError, OverloadedError, PreconditionError, TooFewCopiesError
-from tiergate.model import Holder, State
+from tiergate.errors import OutcomeUnknownError, PreconditionError, TooFewCopiesError
+from tiergate.model import Holder
 
 ACK = "x-tiergate-ack"
 DATA = content(200_000)
@@ -137,9 +137,7 @@ async def test_replaced_version_stays_for_readers_and_its_holders_are_told(clust
     assert len({notice.uid for _, notice in cluster.peers.notices}) == 2
 
 
-async def test_failed_condition_gives_back_here_and_on_peers(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_condition_gives_back_here_and_on_peers(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     take = cluster["a"].rooms.replication.begin
 
     def begin(*args):  # type: ignore[no-untyped-def]
