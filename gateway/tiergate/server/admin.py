@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -9,14 +10,17 @@ from aiohttp import web
 from tiergate import __version__
 from tiergate.child import ChildContext
 from tiergate.engine.rooms import Rooms
-from tiergate.errors import TiergateError
+from tiergate.errors import OverloadedError, TiergateError
 from tiergate.model import ObjectName, Pending
 from tiergate.observe.exposition import CONTENT_TYPE, Scrape, sum_files
+from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Reading
 from tiergate.writeback.uploader import Uploader
 
 if TYPE_CHECKING:
     from tiergate.server.member import Member
+
+log = get_logger(__name__)
 
 TOTALS = (
     "requests",
@@ -111,18 +115,21 @@ class Admin:
         self._uploader.retry_now()
         return web.json_response({"released": released})
 
+    async def _owed(self) -> "Owed":
+        """What the directory says.
+
+        Raises:
+            OverloadedError: it does not answer, or this node is no member of its cluster now.
+        """
+        directory = self._rooms.directory
+        return Owed(await directory.pending(), await directory.counts(), await directory.oldest_pending_s())
+
     async def _report(self) -> dict[str, Any]:
         settings, memory = self._rooms.settings, self._rooms.memory.stats()
-        pending = await self._rooms.directory.pending()
-        now_s = self._rooms.clock.wall_s()
-        quarantined = [write for write in pending if write.quarantined]
-        held_back = self._uploader.held_back(pending)
-        oldest_s = await self._rooms.directory.oldest_pending_s()
-        return {
+        report: dict[str, Any] = {
             "version": __version__,
             "listen": str(self._context.listen_address),
             "origin": settings.origin or "AWS",
-            "objects": await self._rooms.directory.counts(),
             "memory": {
                 "limit_bytes": settings.memory_limit_bytes,
                 "slab_bytes": memory.slab_bytes,
@@ -135,18 +142,26 @@ class Admin:
                 "bodies": memory.bodies,
                 "evictions": memory.evictions,
             },
-            "writeback": {
-                "pending": len(pending),
-                "pending_bytes": sum(write.size_bytes for write in pending),
-                "oldest_age_s": round(now_s - oldest_s, 3) if oldest_s is not None else 0.0,
-                "in_flight": self._uploader.in_flight_count,
-                "writes": [shown(write, now_s) for write in pending[:SHOWN_COUNT]],
-                "fenced": [shown(write, now_s) | {"waits": str(blocked)} for write, blocked in held_back[:SHOWN_COUNT]],
-                "quarantined": [
-                    shown(write, now_s) | {"reason": write.quarantined} for write in quarantined[:SHOWN_COUNT]
-                ],
-            },
             "totals": self._totals(),
+        }
+        try:
+            owed = await self._owed()
+        except OverloadedError as error:
+            return report | {"directory": str(error)}
+        return report | {"objects": owed.counts, "writeback": self._writeback(owed)}
+
+    def _writeback(self, owed: "Owed") -> dict[str, Any]:
+        pending, now_s = owed.pending, self._rooms.clock.wall_s()
+        quarantined = [write for write in pending if write.quarantined]
+        held_back = self._uploader.held_back(pending)
+        return {
+            "pending": len(pending),
+            "pending_bytes": sum(write.size_bytes for write in pending),
+            "oldest_age_s": round(now_s - owed.oldest_s, 3) if owed.oldest_s is not None else 0.0,
+            "in_flight": self._uploader.in_flight_count,
+            "writes": [shown(write, now_s) for write in pending[:SHOWN_COUNT]],
+            "fenced": [shown(write, now_s) | {"waits": str(blocked)} for write, blocked in held_back[:SHOWN_COUNT]],
+            "quarantined": [shown(write, now_s) | {"reason": write.quarantined} for write in quarantined[:SHOWN_COUNT]],
         }
 
     def _totals(self) -> dict[str, int]:
@@ -158,19 +173,26 @@ class Admin:
 
     async def _readings(self) -> Iterable[Reading]:
         metrics, memory = self._rooms.metrics, self._rooms.memory.stats()
-        pending = await self._rooms.directory.pending()
-        counts = await self._rooms.directory.counts()
-        oldest_s = await self._rooms.directory.oldest_pending_s()
-        age_s = self._rooms.clock.wall_s() - oldest_s if oldest_s is not None else 0.0
-        fenced = Counter(str(write.role) for write, _ in self._uploader.held_back(pending))
-        kinds = {kind: sum(1 for write in pending if write.kind == kind) for kind in ("put", "delete")}
-        return [
+        own = [
             metrics.memory_limit_bytes.reading(self._rooms.settings.memory_limit_bytes),
             metrics.memory_used_bytes.reading(memory.dirty_bytes, "dirty"),
             metrics.memory_used_bytes.reading(memory.clean_bytes, "clean"),
             metrics.memory_used_bytes.reading(memory.receiving_bytes, "receiving"),
             metrics.memory_used_bytes.reading(memory.index_used_bytes, "index"),
             metrics.memory_slab_bytes.reading(memory.slab_bytes),
+        ]
+        try:
+            return own + self._owed_readings(await self._owed())
+        except OverloadedError as error:
+            log.warning("metrics without what the directory says", error=error)
+            return own
+
+    def _owed_readings(self, owed: "Owed") -> list[Reading]:
+        metrics, pending, counts = self._rooms.metrics, owed.pending, owed.counts
+        age_s = self._rooms.clock.wall_s() - owed.oldest_s if owed.oldest_s is not None else 0.0
+        fenced = Counter(str(write.role) for write, _ in self._uploader.held_back(pending))
+        kinds = {kind: sum(1 for write in pending if write.kind == kind) for kind in ("put", "delete")}
+        return [
             metrics.directory_used_bytes.reading(counts.get("used_bytes", 0)),
             metrics.pending_bytes.reading(sum(write.size_bytes for write in pending)),
             metrics.oldest_pending_seconds.reading(max(0.0, age_s)),
@@ -180,6 +202,15 @@ class Admin:
             *(metrics.pending_writes.reading(count, kind) for kind, count in kinds.items()),
             *(metrics.directory_objects.reading(counts[state], state) for state in ("dirty", "clean", "tombstone")),
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """What the directory says at one time: what this node owes, how many of what there are, and since when it owes."""
+
+    pending: list[Pending]
+    counts: dict[str, int]
+    oldest_s: float | None
 
 
 def shown(write: Pending, now_s: float) -> dict[str, Any]:
