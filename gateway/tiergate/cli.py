@@ -88,12 +88,12 @@ def _serve(options: argparse.Namespace, unknown: list[str]) -> int:
 
 
 def _check_config(options: argparse.Namespace, unknown: list[str]) -> int:
-    from tiergate.node import folder_faults
+    from tiergate.node import folder_faults, package_faults
 
     loaded = _load(options, unknown)
     settings = loaded.settings
     is_default = loaded.sources["memory_limit_bytes"] == "default"
-    faults = folder_faults(settings.memory_dir, settings.memory_limit_bytes, is_default)
+    faults = folder_faults(settings.memory_dir, settings.memory_limit_bytes, is_default) + package_faults(settings)
     if faults:
         return _fail(EXIT_USAGE, *faults)
     if options.show:

@@ -26,6 +26,8 @@ def run(context: ChildContext) -> None:
     signal.signal(signal.SIGTERM, lambda *_: None)
     with selectors.DefaultSelector() as selector:
         selector.register(sock, selectors.EVENT_READ)
+        if context.peer_socket is not None:
+            selector.register(context.peer_socket, selectors.EVENT_READ)
         selector.register(stop_read, selectors.EVENT_READ)
         if context.role is ChildRole.BACKGROUND:
             selector.register(context.wakeup_fd, selectors.EVENT_READ)
@@ -37,9 +39,15 @@ def run(context: ChildContext) -> None:
                     if (context.folders.root.parent / f"stubborn-{context.name}").exists():
                         stop_read.recv(1)
                         continue
-                    return
-                if key.fileobj is sock:
-                    _answer(context, sock)
+                    if context.peer_socket is None or sock.fileno() < 0:
+                        return
+                    # A member's worker goes on for its peers until the second signal.
+                    stop_read.recv(1)
+                    selector.unregister(sock)
+                    sock.close()
+                    context.report_drained()
+                elif isinstance(key.fileobj, socket.socket):
+                    _answer(context, key.fileobj)
                 else:
                     word = "wakeups" if key.fd == context.wakeup_fd else "deaths"
                     _note(context.folders.root.parent / word, os.eventfd_read(key.fd))

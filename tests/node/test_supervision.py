@@ -2,6 +2,7 @@
 
 import errno
 import json
+import mmap
 import os
 import re
 import selectors
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TypeVar
@@ -43,6 +45,11 @@ def children_of(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def is_refused(address: tuple[str, int]) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(address) == errno.ECONNREFUSED
+
+
 def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
@@ -59,6 +66,7 @@ class Node:
     ready: str = ""
     listen: tuple[str, int] = ("", 0)
     admin: tuple[str, int] = ("", 0)
+    peers: tuple[str, int] | None = None
     children: list[int] = field(default_factory=list)
 
     @property
@@ -72,11 +80,13 @@ class Node:
             assert selector.select(DEADLINE_S), self.log.read_text()
         self.ready = self.stdout.readline().rstrip("\n")
         found = re.fullmatch(
-            r"tiergate ready listen=http://(\S+):(\d+) admin=http://(\S+):(\d+) memory=\S+ pid=(\d+)",
+            r"tiergate ready listen=http://(\S+):(\d+) admin=http://(\S+):(\d+)"
+            r"(?: peers=(\S+):(\d+))? memory=\S+ pid=(\d+)",
             self.ready,
         )
         assert found, (self.ready, self.log.read_text())
-        assert int(found[5]) == self.process.pid
+        assert int(found[7]) == self.process.pid
+        self.peers = (found[5], int(found[6])) if found[5] else None
         self.listen, self.admin = (found[1].strip("[]"), int(found[2])), (found[3].strip("[]"), int(found[4]))
         self.children = children_of(self.process.pid)
         return self
@@ -197,12 +207,7 @@ def test_port_is_closed_as_soon_as_the_workers_have_stopped(starter: Starter) ->
     node = starter.ready(shutdown_grace_s="1h")
     (starter.folder / "stubborn-background-0").touch()
     node.process.send_signal(signal.SIGTERM)
-
-    def is_refused() -> bool:
-        with socket.socket() as connection:
-            return connection.connect_ex(node.listen) == errno.ECONNREFUSED
-
-    eventually("connections are refused", is_refused)
+    eventually("connections are refused", lambda: is_refused(node.listen))
     assert node.process.poll() is None
     assert node.stop() == 0
 
@@ -240,6 +245,54 @@ def test_parent_killed_while_children_start_leaves_none(starter: Starter) -> Non
     for pid in node.children:
         eventually(f"child {pid} is gone", lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
     starter.ready()
+
+
+MEMBER = {"cluster": "etcd://127.0.0.1:1", "node_name": "a", "advertise": "127.0.0.1:0", "drain_s": "60s"}
+
+
+def test_workers_of_a_member_start_after_its_background(starter: Starter) -> None:
+    node = starter.ready(**MEMBER)
+    assert node.peers is not None
+    ready = re.findall(r"process ready .*child=(\S+)", node.log.read_text())
+    assert ready[0] == "background-0"
+    assert sorted(ready[1:]) == ["worker-0", "worker-1"]
+    started = re.findall(r"process started .*child=(\S+)", node.log.read_text())
+    assert started[0] == "background-0"
+    assert node.log.read_text().index("process ready") < node.log.read_text().index("child=worker-0")
+    assert json.loads((starter.memory / "node.json").read_text())["peers"] == f"127.0.0.1:{node.peers[1]}"
+    assert (starter.memory / "board").stat().st_size == mmap.PAGESIZE
+    assert {node.ask(node.peers)[0] for _ in range(50)} == {"worker-0", "worker-1"}
+    assert node.stop() == 0
+
+
+def test_peers_are_answered_until_the_background_of_a_stopping_member_is_done(starter: Starter) -> None:
+    (starter.folder / "stubborn-background-0").touch()
+    node = starter.ready(**MEMBER)
+    _, background = node.ask(node.admin)
+    node.process.send_signal(signal.SIGTERM)
+    eventually("clients are refused", lambda: is_refused(node.listen))
+    assert node.peers is not None
+    assert {node.ask(node.peers)[0] for _ in range(50)} == {"worker-0", "worker-1"}
+    (starter.folder / "stubborn-background-0").unlink()
+    with suppress(ProcessLookupError):  # It may have been told only now.
+        os.kill(background, signal.SIGTERM)
+    assert node.process.wait(DEADLINE_S) == 0
+    assert is_refused(node.peers)
+    assert "did not stop in time" not in node.log.read_text()
+
+
+def test_worker_of_a_stopping_member_that_dies_holds_nothing_up(starter: Starter) -> None:
+    (starter.folder / "stubborn-background-0").touch()
+    node = starter.ready(**MEMBER)
+    _, background = node.ask(node.admin)
+    node.process.send_signal(signal.SIGTERM)
+    eventually("clients are refused", lambda: is_refused(node.listen))
+    for pid in set(node.children) - {background}:
+        os.kill(pid, signal.SIGKILL)
+    (starter.folder / "stubborn-background-0").unlink()
+    with suppress(ProcessLookupError):  # It may have been told only now.
+        os.kill(background, signal.SIGTERM)
+    assert node.process.wait(DEADLINE_S) == 0
 
 
 def test_child_whose_parent_died_before_it_looked_does_nothing(tmp_path: Path) -> None:

@@ -92,6 +92,22 @@ def test_check_config_looks_at_the_memory_folder(
     assert message.format(tmp=tmp_path) in line
 
 
+MEMBER = ["--cluster", "etcd://127.0.0.1:1", "--node-name", "a", "--advertise", "127.0.0.1:0"]
+
+
+@pytest.mark.parametrize("missing", ["grpc", "aetcd"])
+def test_missing_package_of_a_cluster_is_one_line_that_says_how_to_get_it(
+    missing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    words = [*MEMBER, "--memory-dir", str(tmp_path / "m"), "--memory-limit", "8MiB"]
+    for command, status in (("check-config", cli.EXIT_USAGE), ("serve", cli.EXIT_FAILED)):
+        assert cli.main([command, *words]) == status
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.endswith("a cluster needs packages that are not installed: pip install 'tiergate[cluster]'")
+    assert not (tmp_path / "m").exists()
+
+
 def test_serve_beyond_loopback_without_credentials_refuses_to_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

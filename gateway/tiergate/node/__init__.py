@@ -2,7 +2,7 @@
 processes."""
 
 from tiergate.node.folder import FolderBusyError, StartError, folder_faults
-from tiergate.node.serve import serve
+from tiergate.node.serve import package_faults, serve
 from tiergate.node.supervisor import Entries, NodeFailedError, RestartPolicy
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "RestartPolicy",
     "StartError",
     "folder_faults",
+    "package_faults",
     "serve",
 ]

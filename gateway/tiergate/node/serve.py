@@ -72,8 +72,8 @@ def serve(
         folder), or a package is missing. NodeFailedError: the processes do not run.
     """
     clock = clock or SystemClock()
-    if loaded.settings.cluster:
-        require_packages()
+    if faults := package_faults(loaded.settings):
+        raise StartError(faults[0])
     root = loaded.settings.memory_dir
     folders = prepare_folder(root)
     lock = lock_folder(folders, clock, lock_wait_s)
@@ -93,15 +93,11 @@ def serve(
         lock.close()
 
 
-def require_packages() -> None:
-    """What only a member of a cluster needs is there.
-
-    Raises:
-        StartError: it is not; the message says how to install it.
-    """
-    missing = [name for name in ("grpc", "aetcd") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise StartError("a cluster needs packages that are not installed: pip install 'tiergate[cluster]'")
+def package_faults(settings: Settings) -> list[str]:
+    """What only a member of a cluster needs and is not there, with how to install it; one line a fault."""
+    if settings.cluster and any(importlib.util.find_spec(name) is None for name in ("grpc", "aetcd")):
+        return ["a cluster needs packages that are not installed: pip install 'tiergate[cluster]'"]
+    return []
 
 
 def _serve_locked(

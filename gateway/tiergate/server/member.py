@@ -25,6 +25,9 @@ FIRST_JOIN_S = 45.0
 
 REJOIN_PAUSE_S = 1.0
 
+LEAVE_S = 3.0
+"""So long a node that stops tries to say so. If it cannot, its lease ends by itself."""
+
 ANNOUNCE_INTERVAL_S = 10.0
 
 ANNOUNCE_SHARE = 16
@@ -111,8 +114,9 @@ class Member:
         the folder."""
         self._fault = "it left"
         try:
-            await self._membership.leave()
-        except TiergateError as error:
+            async with asyncio.timeout(LEAVE_S):
+                await self._membership.leave()
+        except (TiergateError, TimeoutError) as error:
             log.warning("the cluster could not be told that this node leaves", error=error)
             return
         if owes_nothing:

@@ -1,0 +1,259 @@
+"""A node's membership as its background keeps it, and the members as each process sees them, over real etcd."""
+
+import asyncio
+import socket
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tiergate import config
+from tiergate.child import Belonging, ChildContext, ChildRole, Folders
+from tiergate.clock import Clock, SystemClock
+from tiergate.config import Address
+from tiergate.directory.board import Board
+from tiergate.directory.live import LiveView
+from tiergate.directory.membership import Nodes
+from tiergate.errors import (
+    ConfigError,
+    DirectoryUnavailableError,
+    MembershipOverError,
+    PeerError,
+)
+from tiergate.model import Live
+from tiergate.server.cluster import Cluster, open_cluster
+from tiergate.server.member import FIRST_JOIN_S, Member
+from tiergate.testing.etcd import EtcdServer, needs_etcd
+
+pytestmark = needs_etcd
+
+
+class HastyClock(SystemClock):
+    """A clock on which who waits waits no longer than a moment, and time goes by meanwhile."""
+
+    ahead_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return super().monotonic_s() + self.ahead_s
+
+    async def sleep(self, seconds: float) -> None:
+        self.ahead_s += seconds
+        await asyncio.sleep(0)
+
+
+class Calls:
+    """Remembers what it was called with after each join; the first `failures` calls fail."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.made: asyncio.Queue[tuple[int, bool]] = asyncio.Queue()
+        self.failures = failures
+
+    async def __call__(self, epoch: int, resumed: bool) -> None:
+        await self.made.put((epoch, resumed))
+        if self.failures:
+            self.failures -= 1
+            raise PeerError("not yet")
+
+
+@dataclass
+class Opener:
+    """Opens the cluster as a process of node `a` does, on one memory folder."""
+
+    folder: Path
+    url: str
+    stack: AsyncExitStack
+
+    async def __call__(self, clock: Clock | None = None, url: str = "") -> tuple[Cluster, Member]:
+        environ = {
+            "TIERGATE_CLUSTER": url or self.url,
+            "TIERGATE_NODE_NAME": "a",
+            "TIERGATE_ADVERTISE": "127.0.0.1:0",
+            "TIERGATE_ZONE": "east",
+            "TIERGATE_LEASE": "30s",
+            "TIERGATE_DIRECTORY_PATIENCE": "1s",
+            "TIERGATE_MEMORY_DIR": str(self.folder),
+        }
+        address = Address("127.0.0.1", 7001)
+        context = ChildContext(
+            settings=config.load(environ=environ).settings,
+            role=ChildRole.BACKGROUND,
+            index=0,
+            listen_address=address,
+            admin_address=address,
+            peer_address=address,
+            listen_socket=None,
+            admin_socket=None,
+            peer_socket=None,
+            wakeup_fd=-1,
+            deaths_fd=-1,
+            ready_fd=-1,
+            sockets_fd=-1,
+            folders=Folders(self.folder),
+        )
+        clock = clock or SystemClock()
+        cluster = await self.stack.enter_async_context(open_cluster(context, clock))
+        return cluster, Member(cluster, context, clock, lambda: 77)
+
+    def belonging(self) -> Belonging:
+        return msgspec.json.decode((self.folder / "member.json").read_bytes(), type=Belonging)
+
+
+@pytest.fixture
+async def start(etcd: EtcdServer, tmp_path: Path) -> AsyncIterator[Opener]:
+    Board.make(tmp_path / "board")
+    async with AsyncExitStack() as stack:
+        yield Opener(tmp_path, f"etcd://{etcd.endpoints[0]}/t-{uuid.uuid4().hex[:8]}", stack)
+
+
+async def within(member: Member, after_join: Calls, work: Callable[[], Awaitable[None]]) -> None:
+    """Do something while the membership is kept."""
+    running = asyncio.create_task(member.run(after_join))
+    doing = asyncio.ensure_future(work())
+    try:
+        await asyncio.wait((running, doing), return_when=asyncio.FIRST_COMPLETED)
+        assert doing.done(), running
+        await doing
+    finally:
+        for task in (running, doing):
+            task.cancel()
+        await asyncio.gather(running, doing, return_exceptions=True)
+
+
+async def test_join_is_posted_announced_and_kept_for_a_restart(start: Opener) -> None:
+    cluster, member = await start()
+    assert not cluster.standing.stands()
+    assert member.fault
+    with pytest.raises(MembershipOverError):
+        cluster.standing.guard()
+    await member.join()
+    me = cluster.standing.me
+    (node,) = (await Nodes(cluster.client, cluster.keys).live()).nodes.values()
+    assert node.holder == me
+    assert (node.about.address, node.about.zone, node.about.free_bytes) == ("127.0.0.1:7001", "east", 77)
+    kept = start.belonging()
+    assert (kept.node, kept.epoch, kept.boot) == ("a", me.epoch, node.about.boot)
+    assert kept.cluster_id
+    assert member.fault == ""
+    assert member.report()["epoch"] == me.epoch
+
+
+async def test_restart_goes_on_with_the_epoch_and_leaving_ends_it(start: Opener) -> None:
+    _, first = await start()
+    await first.join()
+    epoch = start.belonging().epoch
+    Board.make(start.folder / "board")
+    cluster, second = await start()
+    await second.join()
+    calls = Calls()
+
+    async def look() -> None:
+        assert await calls.made.get() == (epoch, True)
+
+    await within(second, calls, look)
+    await second.leave(owes_nothing=False)
+    assert not cluster.standing.stands()
+    assert second.fault == "it left"
+    assert (await Nodes(cluster.client, cluster.keys).live()).nodes == {}
+    assert start.belonging().epoch == epoch
+    _, third = await start()
+    await third.join()
+    assert start.belonging().epoch > epoch
+    assert start.belonging().boot == (await Nodes(cluster.client, cluster.keys).live()).nodes["a"].about.boot
+    await third.leave(owes_nothing=True)
+    assert not (start.folder / "member.json").exists()
+
+
+async def test_lost_membership_is_followed_by_another(start: Opener) -> None:
+    cluster, member = await start()
+    await member.join()
+    epoch = cluster.standing.me.epoch
+    calls = Calls(failures=1)
+
+    async def lose() -> None:
+        assert await calls.made.get() == (epoch, False)
+        assert await calls.made.get() == (epoch, False)
+        await cluster.client.revoke(start.belonging().lease_id)
+        later, resumed = await calls.made.get()
+        assert later > epoch
+        assert not resumed
+        assert cluster.standing.me.epoch == later
+        assert start.belonging().epoch == later
+
+    await within(member, calls, lose)
+
+
+async def test_memory_that_another_etcd_knows_of_is_refused(start: Opener) -> None:
+    _, member = await start()
+    await member.join()
+    with EtcdServer() as other:
+        _, moved = await start(url=f"etcd://{other.endpoints[0]}/{start.url.rpartition('/')[2]}")
+        with pytest.raises(ConfigError, match=r"is not the etcd that this node's memory belongs to"):
+            await moved.join()
+        (start.folder / "member.json").unlink()
+        _, agreed = await start(url=f"etcd://{other.endpoints[0]}")
+        await agreed.join()
+
+
+async def test_node_that_starts_gives_up_in_the_end(start: Opener) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        clock = HastyClock()
+        url = f"etcd://127.0.0.1:{nobody.getsockname()[1]}"
+        _, member = await start(clock, url)
+        began_s = clock.monotonic_s()
+        with pytest.raises(DirectoryUnavailableError, match=f"{url} does not answer"):
+            await member.join()
+        assert clock.monotonic_s() - began_s >= FIRST_JOIN_S
+
+
+async def test_view_follows_the_members(start: Opener) -> None:
+    cluster, member = await start()
+    view = LiveView(Nodes(cluster.client, cluster.keys), SystemClock())
+    assert view.live() == Live(0, {})
+    async with view.watching():
+        before = view.live()
+        assert before.revision > 0
+        assert before.nodes == {}
+        changing = asyncio.ensure_future(view.changed(before))
+        await member.join()
+        live = await changing
+        assert live is view.live()
+        assert live.nodes["a"].epoch == cluster.standing.me.epoch
+        await member.leave(owes_nothing=True)
+        assert (await view.changed(live)).nodes == {}
+
+
+async def test_view_outlives_what_goes_wrong(start: Opener, etcd: EtcdServer) -> None:
+    cluster, member = await start()
+
+    class Failing(Nodes):
+        failures = 2
+
+        async def live(self) -> Live:
+            if self.failures:
+                self.failures -= 1
+                raise DirectoryUnavailableError("nobody leads")
+            return await super().live()
+
+    view = LiveView(Failing(cluster.client, cluster.keys), HastyClock())
+    await member.join()
+    async with view.watching():
+        assert set(view.live().nodes) == {"a"}
+
+
+async def test_one_member_keeps_house(start: Opener) -> None:
+    cluster, member = await start()
+    async with cluster.view.watching():
+        assert not cluster.keeps_house()
+        await member.join()
+        live = cluster.view.live()
+        while not live.nodes:
+            live = await cluster.view.changed(live)
+        assert cluster.housekeeper() == "a"
+        assert cluster.keeps_house()
+        await member.leave(owes_nothing=True)
+        assert not cluster.keeps_house()
