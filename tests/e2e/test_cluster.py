@@ -20,8 +20,9 @@ from tiergate.testing.cluster import RunningCluster
 from tiergate.testing.etcd import EtcdServer, needs_etcd
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import NodeEndedError, RunningNode
+from tiergate.testing.objects import is_missing
 from tiergate.testing.origins import MotoOrigin
-from tiergate.testing.rules import Answer
+from tiergate.testing.rules import Answer, Gate, Hold
 
 pytestmark = [needs_etcd, pytest.mark.parametrize("origin", [MotoOrigin], ids=["moto"], indirect=True)]
 
@@ -108,6 +109,37 @@ def test_node_that_leaves_is_gone_at_once_and_comes_back_anew(start_cluster: Sta
     assert epoch_of(a) > epoch
     assert (a.endpoint, a.admin, a.peers) == addresses
     assert b.stop() == 0
+
+
+def test_node_that_stops_first_brings_away_what_it_owes(
+    start_cluster: StartCluster, proxy: FaultyOrigin, bucket: str, direct: Any
+) -> None:
+    cluster = start_cluster(1, "--drain", "60s")
+    (a,) = cluster.nodes
+    gate = Gate()
+    proxy.inject(Hold(gate), operation="PutObject")
+    assert put_status(cluster.client(0), bucket, "owed") == 200
+    gate.wait_reached()
+    with ThreadPoolExecutor(1) as pool:
+        stopping = pool.submit(a.stop)
+        while "draining" not in a.log:
+            assert not wait([stopping], POLL_S).done
+        gate.release()
+        assert stopping.result() == 0
+    assert direct.get_object(Bucket=bucket, Key="owed")["Body"].read() == b"x"
+    assert "owes_nothing=True" in a.log
+
+
+def test_node_that_may_not_drain_keeps_what_it_owes(
+    start_cluster: StartCluster, proxy: FaultyOrigin, bucket: str, direct: Any
+) -> None:
+    cluster = start_cluster(1, "--drain", "0")
+    (a,) = cluster.nodes
+    proxy.inject(Answer(503), operation="PutObject", times=None)
+    assert put_status(cluster.client(0), bucket, "owed") == 200
+    assert a.stop() == 0
+    assert is_missing(direct, bucket, "owed")
+    assert (a.memory_dir / "member.json").exists()
 
 
 def test_killed_node_goes_on_with_its_epoch(start_cluster: StartCluster, bucket: str) -> None:
