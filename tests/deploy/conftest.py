@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.deploy.fresh import make_environment
+from tests.deploy.members import make_certificates
 
 from tiergate.testing.origins import MotoOrigin
 
@@ -15,6 +16,12 @@ from tiergate.testing.origins import MotoOrigin
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment in which `.[cluster]` alone is installed."""
     return make_environment(tmp_path_factory.mktemp("image") / "tiergate", "cluster")
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each Secret with certificates."""
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,21 @@
 """An installation as the image has it, and nodes started in it by the words of a deployment."""
 
+import json
 import os
 import re
 import selectors
 import shutil
 import subprocess
+import time
 import tomllib
 import venv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
+from urllib.request import ProxyHandler, build_opener
 
 from packaging.requirements import Requirement
 
@@ -20,7 +24,8 @@ import tiergate
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DEADLINE_S = 60.0
-_READY = re.compile(r"tiergate ready listen=(\S+) admin=(\S+) memory=(\S+) pid=\d+\n")
+_POLL_S = 0.05
+_READY = re.compile(r"tiergate ready listen=(\S+) admin=(\S+) .*pid=\d+\n")
 
 
 def make_environment(folder: Path, extra: str) -> Path:
@@ -67,6 +72,17 @@ class Served:
     admin: str
     process: "subprocess.Popen[str]"
     environment: Mapping[str, str]
+
+    def wait_status(self, holds: Callable[[dict[str, Any]], bool]) -> None:
+        """Wait until the admin address answers with a status that `holds`."""
+        status: dict[str, Any] = {}
+        for _ in range(int(DEADLINE_S / _POLL_S)):
+            with build_opener(ProxyHandler({})).open(f"{self.admin}/status", timeout=DEADLINE_S) as answer:
+                status = json.load(answer)
+            if holds(status):
+                return
+            time.sleep(_POLL_S)
+        raise TimeoutError(json.dumps(status, indent=1))
 
 
 @contextmanager

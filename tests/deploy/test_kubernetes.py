@@ -1,14 +1,17 @@
 """deploy/kubernetes: every manifest is valid, and what must agree agrees."""
 
+import random
 import re
 import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 from tests.deploy.dockerfile import Image
-from tests.deploy.fresh import ROOT
+from tests.deploy.fresh import ROOT, local, served
 from tests.deploy.manifests import (
     KUBERNETES,
     OVERLAYS,
@@ -21,11 +24,18 @@ from tests.deploy.manifests import (
     rendered,
     selected,
 )
+from tests.deploy.members import NEWER_THAN_TESTED, running
 
 from tiergate import config
-from tiergate.config import Settings, values
+from tiergate.clock import SystemClock
+from tiergate.config import values
 from tiergate.config.settings import DECLARATIONS
+from tiergate.errors import DirectoryUnavailableError
+from tiergate.etcd.channel import Tls
+from tiergate.etcd.client import Access, EtcdClient
+from tiergate.etcd.values import Range
 from tiergate.testing.etcd import etcd_path, needs_etcd
+from tiergate.testing.origins import MotoOrigin
 
 FILES = sorted(KUBERNETES.rglob("*.yaml"))
 PATCHES = {KUBERNETES / "overlays" / "existing-etcd" / "daemonset.yaml"}
@@ -38,8 +48,6 @@ POD = {
 }
 SECRET = "a-secret-of-this-test-that-is-long-enough"
 OLDEST = "1.28"
-NEWER_THAN_TESTED = {"--listen-client-http-urls"}
-"""etcd's flags that the version tests run with does not know yet."""
 
 overlay = pytest.mark.parametrize("manifests", OVERLAYS, indirect=True)
 
@@ -60,10 +68,13 @@ def faults(manifest: Manifest) -> list[str]:
     return found
 
 
-def settings_of(manifests: Manifests) -> Settings:
-    """The settings of a node, as it would read them in its pod."""
-    environment = Image.read().environment | manifests.nodes.variables(manifests.settings, POD, SECRET)
-    return config.load(environ=environment).settings
+def environment_of(manifests: Manifests, pod: Mapping[str, str], certificates: Path) -> dict[str, str]:
+    """What a node's container is given; the files of its Secret are those in `certificates`."""
+    mount = "/etc/tiergate/etcd"
+    given = Image.read().environment | manifests.nodes.variables(manifests.settings, pod, SECRET)
+    assert "secret" in manifests.nodes.mounted(mount)
+    secret = certificates / manifests.nodes.mounted(mount)["secret"]["secretName"]
+    return {name: value.replace(mount, str(secret)) for name, value in given.items()}
 
 
 # -- valid
@@ -113,8 +124,8 @@ def test_every_variable_is_a_setting(manifests: Manifests) -> None:
 
 @needs_kustomize
 @overlay
-def test_a_node_takes_its_settings(manifests: Manifests) -> None:
-    settings = settings_of(manifests)
+def test_a_node_takes_its_settings(manifests: Manifests, certificates: Path) -> None:
+    settings = config.load(environ=environment_of(manifests, POD, certificates)).settings
     pod = manifests.nodes
     assert settings.listen.port == pod.ports["s3"]
     assert settings.admin_listen.port == pod.ports["admin"]
@@ -126,9 +137,9 @@ def test_a_node_takes_its_settings(manifests: Manifests) -> None:
 
 @needs_kustomize
 @overlay
-def test_a_pod_without_a_zone_still_starts(manifests: Manifests) -> None:
+def test_a_pod_without_a_zone_still_starts(manifests: Manifests, certificates: Path) -> None:
     pod = {name: value for name, value in POD.items() if "zone" not in name}
-    environment = Image.read().environment | manifests.nodes.variables(manifests.settings, pod, SECRET)
+    environment = environment_of(manifests, pod, certificates)
     assert environment["TIERGATE_ZONE"] == ""
     config.load(environ=environment)
 
@@ -311,6 +322,58 @@ def test_flags_of_etcd_exist() -> None:
 
 def test_the_page_names_the_oldest_version() -> None:
     assert f"Kubernetes {OLDEST} or newer" in README
+
+
+# -- what they run
+@pytest.fixture(scope="module")
+def endpoints(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """Three members of etcd by the StatefulSet's command."""
+    etcd = members()
+    names = [f"{etcd.name}-{number}" for number in range(etcd.manifest["spec"]["replicas"])]
+    with running(etcd.container["command"], names, certificates, tmp_path_factory.mktemp("etcd")) as endpoints:
+        yield endpoints
+
+
+@needs_etcd
+@needs_kustomize
+async def test_members_of_etcd_serve_whom_their_authority_knows(endpoints: list[str], certificates: Path) -> None:
+    files = {
+        name: (certificates / "tiergate-etcd-client" / name).read_bytes() for name in ("ca.crt", "tls.crt", "tls.key")
+    }
+    known = Tls(files["ca.crt"], files["tls.crt"], files["tls.key"])
+    client = EtcdClient(Access(endpoints, known), SystemClock(), random.Random(0))
+    try:
+        assert (await client.read(Range(b"deployed"))).revision > 0
+    finally:
+        await client.close()
+    stranger = EtcdClient(Access(endpoints, Tls(files["ca.crt"])), SystemClock(), random.Random(0), patience_s=2)
+    try:
+        with pytest.raises(DirectoryUnavailableError):
+            await stranger.read(Range(b"deployed"))
+    finally:
+        await stranger.close()
+
+
+@needs_etcd
+@needs_kustomize
+def test_pods_meet_in_their_etcd(
+    endpoints: list[str], certificates: Path, programs: Path, origin: MotoOrigin, memory: Path, tmp_path: Path
+) -> None:
+    manifests = rendered("own-etcd")
+    names = ["gpu-0001", "gpu-0002"]
+    with ExitStack() as stack:
+        for name in names:
+            environment = environment_of(manifests, POD | {"spec.nodeName": name}, certificates)
+            environment |= local(memory / name, origin.endpoint) | {
+                "PATH": str(programs),
+                "TIERGATE_CLUSTER": f"etcds://{','.join(endpoints)}",
+                "TIERGATE_ADVERTISE": "127.0.0.1:0",
+                # Nobody reads what this test leaves in memory.
+                "TIERGATE_DRAIN": "0",
+            }
+            command = [*Image.read().entry, *manifests.nodes.container["args"]]
+            node = stack.enter_context(served(command, environment, tmp_path / name))
+        node.wait_status(lambda status: [each["node"] for each in status["cluster"]["nodes"]] == names)
 
 
 def test_pages_name_files_that_exist() -> None:

@@ -6,12 +6,17 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.deploy.fresh import local, served
+from tests.deploy.manifests import needs_kustomize, rendered
+from tests.deploy.members import NEWER_THAN_TESTED, running
 from tests.deploy.units import SYSTEMD, Unit, variables
 
 from tiergate import config
 from tiergate.config import Settings
+from tiergate.config.load import CONFIG_FILE_ENV
 from tiergate.config.values import format_size, parse_size
 from tiergate.testing.etcd import etcd_path, needs_etcd
+from tiergate.testing.origins import MotoOrigin
 
 UNITS = sorted(path.name for kind in ("service", "mount") for path in SYSTEMD.glob(f"*.{kind}"))
 SECRETS = {
@@ -33,8 +38,22 @@ def environment() -> dict[str, str]:
     return variables("secrets.env.example") | SECRETS
 
 
-def settings() -> Settings:
-    return config.load(config_file=SYSTEMD / "tiergate.toml", environ=environment()).settings
+@pytest.fixture
+def config_file(certificates: Path, tmp_path: Path) -> Path:
+    """The file of settings, with certificates of this machine in it."""
+    text = (SYSTEMD / "tiergate.toml").read_text()
+    for name, made in (("ca.crt", "ca.crt"), ("client.crt", "tls.crt"), ("client.key", "tls.key")):
+        place = f"/etc/tiergate/etcd-{name}"
+        assert place in text
+        text = text.replace(place, str(certificates / "tiergate-etcd-client" / made))
+    path = tmp_path / "tiergate.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def settings(config_file: Path) -> Settings:
+    return config.load(config_file=config_file, environ=environment()).settings
 
 
 # -- valid
@@ -82,7 +101,7 @@ def test_users_are_the_ones_that_are_made() -> None:
     assert {f"uid={number}", f"gid={number}"} < set(Unit.read("run-tiergate.mount").one("Mount", "Options").split(","))
 
 
-def test_the_memory_is_in_one_place_and_fits() -> None:
+def test_the_memory_is_in_one_place_and_fits(settings: Settings) -> None:
     service, mount = Unit.read("tiergate.service"), Unit.read("run-tiergate.mount")
     where = mount.one("Mount", "Where")
     assert mount.path.stem == where.strip("/").replace("/", "-"), "systemd wants the name of the place"
@@ -91,22 +110,19 @@ def test_the_memory_is_in_one_place_and_fits() -> None:
     # Removing shared memory with the service would be losing what was acknowledged.
     assert ("Service", "RemoveIPC") not in service.entries
     assert ("Service", "RuntimeDirectory") not in service.entries
-    found = settings()
-    assert str(found.memory_dir) == where
+    assert str(settings.memory_dir) == where
     size = dict(option.partition("=")[::2] for option in mount.one("Mount", "Options").split(","))["size"]
-    assert parse_size(f"{size}iB") >= found.memory_limit_bytes, format_size(found.memory_limit_bytes)
+    assert parse_size(f"{size}iB") >= settings.memory_limit_bytes, format_size(settings.memory_limit_bytes)
 
 
-def test_a_stop_is_given_the_time_of_its_drain() -> None:
-    found = config.load(config_file=SYSTEMD / "tiergate.toml", environ=environment()).settings
-    needed_s = found.drain_s + found.shutdown_grace_s
+def test_a_stop_is_given_the_time_of_its_drain(settings: Settings) -> None:
+    needed_s = settings.drain_s + settings.shutdown_grace_s
     assert Unit.read("tiergate.service").seconds("TimeoutStopSec") >= needed_s + 60
 
 
-def test_a_node_takes_its_settings() -> None:
-    found = settings()
-    assert found.listen.is_loopback
-    assert found.admin_listen.is_loopback
+def test_a_node_takes_its_settings(settings: Settings) -> None:
+    assert settings.listen.is_loopback
+    assert settings.admin_listen.is_loopback
     assert set(SECRETS) < set(variables("secrets.env.example"))
 
 
@@ -128,9 +144,58 @@ def test_flags_and_variables_of_etcd_exist() -> None:
     assert given & by_variable == set(), "etcd refuses to be told twice"
 
 
-def test_members_of_etcd_are_those_of_the_settings() -> None:
+def test_members_of_etcd_are_those_of_the_settings(settings: Settings) -> None:
     given = variables("etcd.env.example")
     hosts = re.findall(r"[\w-]+=https://([\w.-]+):2380", given["ETCD_INITIAL_CLUSTER"])
     assert len(hosts) == 3
-    assert settings().cluster == "etcds://" + ",".join(f"{host}:2379" for host in hosts)
+    assert settings.cluster == "etcds://" + ",".join(f"{host}:2379" for host in hosts)
     assert f"{given['ETCD_NAME']}={given['ETCD_INITIAL_ADVERTISE_PEER_URLS']}" in given["ETCD_INITIAL_CLUSTER"]
+
+
+@needs_kustomize
+def test_members_are_told_the_same_as_in_kubernetes() -> None:
+    places = {"--data-dir", "--name", "--listen-metrics-urls", "--heartbeat-interval", "--election-timeout"}
+    here, there = (
+        dict(word.partition("=")[::2] for word in words)
+        for words in (
+            Unit.read("tiergate-etcd.service").one("Service", "ExecStart").split()[1:],
+            rendered("own-etcd").one("StatefulSet")["spec"]["template"]["spec"]["containers"][0]["command"][1:],
+        )
+    )
+    given = {f"--{name.removeprefix('ETCD_').lower().replace('_', '-')}" for name in variables("etcd.env.example")}
+    assert set(here) | given | NEWER_THAN_TESTED | places == set(there) | places
+    files = {flag for flag in here if flag.endswith("-file")}
+    assert {flag: here[flag] for flag in set(here) - files - places} == {
+        flag: there[flag] for flag in set(here) - files - places
+    }
+
+
+# -- what it runs
+@needs_etcd
+def test_its_command_serves(
+    config_file: Path, certificates: Path, programs: Path, origin: MotoOrigin, memory: Path, tmp_path: Path
+) -> None:
+    """With members of etcd by the unit's command."""
+    etcd, service = Unit.read("tiergate-etcd.service"), Unit.read("tiergate.service")
+    command = re.sub(
+        r"/etc/tiergate/etcd-(?:server|(ca))\.",
+        lambda found: f"/tls/{found[1] or 'tls'}.",
+        etcd.one("Service", "ExecStart"),
+    )
+    program, *words = service.one("Service", "ExecStart").split()
+    assert program.endswith("/bin/tiergate")
+    (variable,) = service.entries["Service", "Environment"]
+    assert variable == f"{CONFIG_FILE_ENV}=/etc/tiergate/tiergate.toml"
+    names = re.findall(r"([\w-]+)=https://", variables("etcd.env.example")["ETCD_INITIAL_CLUSTER"])
+    with running(command.split(), names, certificates, tmp_path) as endpoints:
+        given = environment() | local(memory, origin.endpoint)
+        given |= {
+            "PATH": str(programs),
+            CONFIG_FILE_ENV: str(config_file),
+            "TIERGATE_CLUSTER": f"etcds://{','.join(endpoints)}",
+            "TIERGATE_ADVERTISE": "127.0.0.1:0",
+            "TIERGATE_DRAIN": "0",
+        }
+        with served(["tiergate", *words], given, tmp_path / "log") as node:
+            name = given["TIERGATE_NODE_NAME"]
+            node.wait_status(lambda status: [each["node"] for each in status["cluster"]["nodes"]] == [name])
