@@ -75,9 +75,14 @@ def running(command: Sequence[str], names: Sequence[str], certificates: Path, fo
         yield [f"127.0.0.1:{port}" for port in clients]
 
 
+def flags_of(command: Sequence[str]) -> dict[str, str]:
+    """The flags of a command with their values, empty where they have none."""
+    pairs = (word.partition("=") for word in command[1:])
+    return {flag: value for flag, _, value in pairs}
+
+
 def _placed(command: Sequence[str], here: dict[str, str], certificates: Path) -> Iterator[str]:
-    given = dict(word.partition("=")[::2] for word in command[1:])
-    for flag, value in (given | here).items():
+    for flag, value in (flags_of(command) | here).items():
         if flag not in NEWER_THAN_TESTED:
             value = value.replace("/tls/", f"{certificates / 'tiergate-etcd-server'}/")
             yield f"{flag}={value}" if value else flag

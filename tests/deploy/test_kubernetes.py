@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 from tests.deploy.dockerfile import Image
-from tests.deploy.fresh import ROOT, local, served
+from tests.deploy.fresh import ROOT, Served, local, served
 from tests.deploy.manifests import (
     KUBERNETES,
     OVERLAYS,
@@ -361,6 +361,7 @@ def test_pods_meet_in_their_etcd(
 ) -> None:
     manifests = rendered("own-etcd")
     names = ["gpu-0001", "gpu-0002"]
+    nodes: list[Served] = []
     with ExitStack() as stack:
         for name in names:
             environment = environment_of(manifests, POD | {"spec.nodeName": name}, certificates)
@@ -372,8 +373,8 @@ def test_pods_meet_in_their_etcd(
                 "TIERGATE_DRAIN": "0",
             }
             command = [*Image.read().entry, *manifests.nodes.container["args"]]
-            node = stack.enter_context(served(command, environment, tmp_path / name))
-        node.wait_status(lambda status: [each["node"] for each in status["cluster"]["nodes"]] == names)
+            nodes.append(stack.enter_context(served(command, environment, tmp_path / name)))
+        nodes[0].wait_status(lambda status: [each["node"] for each in status["cluster"]["nodes"]] == names)
 
 
 def test_pages_name_files_that_exist() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from tests.deploy.fresh import local, served
-from tests.deploy.manifests import needs_kustomize, rendered
-from tests.deploy.members import NEWER_THAN_TESTED, running
+from tests.deploy.manifests import Workload, needs_kustomize, rendered
+from tests.deploy.members import NEWER_THAN_TESTED, flags_of, running
 from tests.deploy.units import SYSTEMD, Unit, variables
 
 from tiergate import config
@@ -111,7 +111,7 @@ def test_the_memory_is_in_one_place_and_fits(settings: Settings) -> None:
     assert ("Service", "RemoveIPC") not in service.entries
     assert ("Service", "RuntimeDirectory") not in service.entries
     assert str(settings.memory_dir) == where
-    size = dict(option.partition("=")[::2] for option in mount.one("Mount", "Options").split(","))["size"]
+    size = flags_of(["", *mount.one("Mount", "Options").split(",")])["size"]
     assert parse_size(f"{size}iB") >= settings.memory_limit_bytes, format_size(settings.memory_limit_bytes)
 
 
@@ -155,19 +155,12 @@ def test_members_of_etcd_are_those_of_the_settings(settings: Settings) -> None:
 @needs_kustomize
 def test_members_are_told_the_same_as_in_kubernetes() -> None:
     places = {"--data-dir", "--name", "--listen-metrics-urls", "--heartbeat-interval", "--election-timeout"}
-    here, there = (
-        dict(word.partition("=")[::2] for word in words)
-        for words in (
-            Unit.read("tiergate-etcd.service").one("Service", "ExecStart").split()[1:],
-            rendered("own-etcd").one("StatefulSet")["spec"]["template"]["spec"]["containers"][0]["command"][1:],
-        )
-    )
+    here = flags_of(Unit.read("tiergate-etcd.service").one("Service", "ExecStart").split())
+    there = flags_of(Workload(rendered("own-etcd").one("StatefulSet")).container["command"])
     given = {f"--{name.removeprefix('ETCD_').lower().replace('_', '-')}" for name in variables("etcd.env.example")}
     assert set(here) | given | NEWER_THAN_TESTED | places == set(there) | places
-    files = {flag for flag in here if flag.endswith("-file")}
-    assert {flag: here[flag] for flag in set(here) - files - places} == {
-        flag: there[flag] for flag in set(here) - files - places
-    }
+    same = {flag for flag in here if not flag.endswith("-file")} - places
+    assert {flag: here[flag] for flag in same} == {flag: there[flag] for flag in same}
 
 
 # -- what it runs

@@ -137,7 +137,7 @@ class ClusterPlay:
             victim.kill9("all")
 
         def taken_over() -> bool:
-            return sum(node.status()["writeback"]["pending"] for node in survivors) >= owed["pending"]
+            return bool(sum(node.status()["writeback"]["pending"] for node in survivors) >= owed["pending"])
 
         with stage.act("its lease ends, and the survivors take over what it owed"):
             survivors[0].wait_until("everything taken over", taken_over, TAKE_OVER_TIMEOUT_S)
