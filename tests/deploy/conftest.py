@@ -21,6 +21,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for each Secret with certificates."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl on PATH")
     return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
