@@ -9,7 +9,7 @@ from string import ascii_lowercase
 from types import TracebackType
 from typing import Any, Self
 
-from tiergate.testing.etcd import EtcdServer
+from tiergate.testing.etcdserver import EtcdServer
 from tiergate.testing.node import DEADLINE_S, RunningNode
 
 
