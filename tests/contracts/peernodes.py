@@ -59,8 +59,7 @@ class PeerNode:
 
     def counted(self, name: str, *labels: str) -> float:
         """What a metric says now."""
-        full = f"tiergate_replication_{name}_total"
-        series = (each for each in self.metrics.store.read() if each.name == full)
+        series = (each for each in self.metrics.store.read() if each.name == name)
         return sum(each.values[0] for each in series if not labels or each.labels == labels)
 
     def put(self, uid: str, data: bytes, holder: str) -> Body:
@@ -249,10 +248,14 @@ async def relaying(target: int) -> AsyncIterator[Relay]:
 
 async def until(condition: Callable[[], bool], what: str) -> None:
     """Wait for something that is about to be so."""
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.005)
-    assert condition(), what
+    try:
+        async with asyncio.timeout(30):
+            while True:
+                if condition():
+                    return
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"never: {what}") from None
 
 
 def holders(nodes: Iterable[PeerNode]) -> tuple[Holder, ...]:

@@ -26,6 +26,14 @@ ELSEWHERE = {
     "tiergate_http_refused_connections_total": "tests/e2e/test_connections.py",
     "tiergate_observe_scrape_faults_total": "tests/unit/observe/test_metrics.py",
     "tiergate_observe_series_dropped_total": "tests/unit/observe/test_metrics.py",
+    "tiergate_replication_dropped_notices_total": "tests/contracts/test_replication.py",
+    "tiergate_replication_peer_failures_total": "tests/contracts/test_replication.py",
+    "tiergate_replication_pulled_bytes_total": "tests/contracts/test_replication.py",
+    "tiergate_replication_pushed_bytes_total": "tests/contracts/test_replication.py",
+    "tiergate_replication_read_bytes_total": "tests/contracts/test_replication.py",
+    "tiergate_replication_refused_peers_total": "tests/contracts/test_replication.py",
+    "tiergate_replication_served_bytes_total": "tests/contracts/test_replication.py",
+    "tiergate_replication_taken_bytes_total": "tests/contracts/test_replication.py",
     "tiergate_writeback_refused_writes_total": "tests/semantics/test_p09_bounded_loss.py",
 }
 """Metrics that need a fault of their own, and the file of the test that injects it and looks at them."""

@@ -42,6 +42,7 @@ class Push:
         self._copies_views = url.scheme == "https"  # A TLS transport may keep what it was given.
         self._size_bytes = size_bytes
         self._writer: StreamWriter | None = None
+        self._transport: asyncio.Transport | None = None
         self._opened = asyncio.Event()
         self._ended = asyncio.Event()
         self._deadline = asyncio.timeout(None)
@@ -144,14 +145,15 @@ class Push:
         if not self._copies_views:
             # With no room for waiting bytes, a write is settled once the kernel has them all.
             writer.transport.set_write_buffer_limits(high=0)
-        self._writer = writer
+        self._writer, self._transport = writer, writer.transport
         self._opened.set()
         await self._ended.wait()
 
     def _cut(self) -> None:
-        """Drop the connection with what it has not sent: that may be memory which is used for something else next."""
-        if self._writer is not None and self._writer.transport is not None:
-            self._writer.transport.abort()
+        """Drop the connection with what it has not sent: that may be memory which is used for something else next.
+        (aiohttp would close it, which sends the rest first.)"""
+        if self._transport is not None and self._transport.get_write_buffer_size():
+            self._transport.abort()
 
     def _done(self, task: asyncio.Task[Taken]) -> None:
         self._watch.cancel()

@@ -79,9 +79,10 @@ class Spreading:
 
     async def _pulled(self, node: Node, holder: str, bodies: Sequence[Body], at: At) -> tuple[Holder, float] | None:
         """Make a node hold all bodies; the holder it is then, and when it was asked. None if it fails."""
+        asked_s, epoch = self._clock.monotonic_s(), node.epoch
         try:
             for _ in range(PULL_ROUNDS_COUNT):
-                asked_s, epoch = self._clock.monotonic_s(), node.epoch
+                asked_s = self._clock.monotonic_s()
                 for start in range(0, len(bodies), PULL_BODIES_COUNT):
                     some = tuple(bodies[start : start + PULL_BODIES_COUNT])
                     sources = tuple(self._names(at.get(body.uid, ()), node) for body in some)

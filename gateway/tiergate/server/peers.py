@@ -156,7 +156,7 @@ class Peers:
                 return self._refusal(request, error)
             except (ConnectionError, TimeoutError) as error:
                 log.debug("a peer went away", error=error, method=request.method, target=request.raw_path)
-                if request.transport is not None:
+                if request.transport is not None and not request.transport.is_closing():
                     request.transport.abort()
                 raise ConnectionResetError("the peer went away") from error
 
@@ -320,7 +320,8 @@ class Peers:
                         await response.write(piece if len(piece) > COPIED_BYTES else bytes(piece))
                 await response.write_eof()
         except BaseException:
-            transport.abort()  # What it has not sent may be memory that is not pinned any more.
+            if transport.get_write_buffer_size():
+                transport.abort()  # What it has not sent may be memory that is not pinned any more.
             raise
         self._metrics.peer_served_bytes.inc(response.content_length)
         return response
