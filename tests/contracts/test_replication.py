@@ -1,22 +1,30 @@
 """Copies on peers, over real sockets into real memories: what is counted as a copy is one, whatever the peer does."""
 
 import asyncio
+import datetime
+import ipaddress
 import json
+import ssl
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from tests.contracts.peernodes import MIB, NAME, SECRET, Cluster, PeerNode, content, holders, until
 from yarl import URL
 
 from tiergate.config import Secret
 from tiergate.directory.base import Intent
-from tiergate.errors import PeerError, TooFewCopiesError
+from tiergate.errors import MembershipOverError, PeerError, TooFewCopiesError
 from tiergate.model import BLOCK_BYTES, UNKNOWN_BASE, Body, Holder, ObjectName, Part, Role, Upload, Version
 from tiergate.replication import auth
-from tiergate.replication.base import Copies, Notice
+from tiergate.replication.base import Copies, Copying, Notice, Replication
 from tiergate.replication.wire import NOTICES, Notices, Pull, Taken, decode, encode, push_target
 
 PUSHED_BYTES = "tiergate_replication_pushed_bytes_total"
@@ -460,3 +468,102 @@ async def test_notices_that_cannot_be_delivered_are_dropped_and_bounded(
     relay.cut_after_bytes = 0
     relay.passes.set()
     await until(lambda: first.counted(DROPPED_NOTICES) == 130, "all are dropped")
+
+
+# -- mutual TLS
+
+
+def certificates(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext, ssl.SSLContext]:
+    """Contexts of a cluster of its own: for listeners, for clients, and for a client that it does not know."""
+    listener, member = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "cluster")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    plain = serialization.NoEncryption()
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    path = folder / "node.pem"
+    path.write_bytes(pem + certificate.public_bytes(serialization.Encoding.PEM))
+    for context in (listener, member):
+        context.load_cert_chain(path)
+        context.load_verify_locations(path)
+    listener.verify_mode = ssl.CERT_REQUIRED
+    stranger = ssl.create_default_context(cafile=str(path))
+    return listener, member, stranger
+
+
+async def test_over_mutual_tls_no_secret_is_needed(cluster: Cluster, tmp_path: Path) -> None:
+    listener, member, stranger = certificates(tmp_path)
+    first = await cluster.add("a", secret=None, server_tls=listener, client_tls=member)
+    second = await cluster.add("b", secret=None, server_tls=listener, client_tls=member)
+    outside = await cluster.add("c", secret=None, server_tls=listener, client_tls=stranger)
+    data = content("u1", 9 * MIB)
+    copying = first.replication.begin(NAME, "v1", "u1", len(data), 3)
+    body = await first.take("u1", data, "v1", copying)
+    assert (await copying.seal(body)).count == 3
+    assert second.bytes_of(body) == outside.bytes_of(body) == data
+    blocks = [b"".join([each async for each in first.replication.read(second.node.holder, body, n)]) for n in range(3)]
+    assert b"".join(blocks) == data
+    with pytest.raises(PeerError):
+        await anext(outside.replication.read(first.node.holder, body, 0))
+
+
+# -- what is written while a peer is in trouble
+
+
+async def test_a_cancelled_write_leaves_nothing_behind(cluster: Cluster) -> None:
+    first, second = await cluster.add("a"), await cluster.add("b")
+    relay = await cluster.between(second)
+    relay.stop_after_bytes = MIB
+    copying: Copying = first.replication.begin(NAME, "v1", "u1", 64 * MIB, 2)
+
+    async def feed() -> None:
+        for _ in range(64):
+            await copying.write(bytes(MIB))
+
+    feeding = asyncio.create_task(feed())
+    await until(lambda: not relay.passes.is_set(), "the peer is frozen")
+    await asyncio.wait([feeding], timeout=0.05)
+    feeding.cancel()
+    await asyncio.wait([feeding])
+    await copying.abort()
+    relay.passes.set()
+    await until(lambda: second.memory.stats().used_bytes == 0, "the peer gave it back")
+
+
+async def test_a_read_that_is_given_up_lets_go_of_the_block(cluster: Cluster) -> None:
+    reader, source = await cluster.add("a"), await cluster.add("b")
+    body = source.put("u1", content("u1", BLOCK_BYTES), "v1")
+    replication: Replication = reader.replication
+    async with aclosing(reader.replication.read(source.node.holder, body, 0)) as pieces:
+        assert await anext(pieces)
+    await until(source.is_at_rest, "the pin is gone")
+    assert replication.sources([source.node.holder]) == [source.node.holder]
+
+
+async def test_a_node_that_is_no_member_takes_nothing_but_is_read_from(cluster: Cluster) -> None:
+    first, second = await cluster.add("a"), await cluster.add("b")
+    body = second.put("u1", b"data", "v1")
+
+    def over() -> Holder:
+        raise MembershipOverError("it is over")
+
+    second.roster.me = over
+    with pytest.raises(TooFewCopiesError):
+        await copied(first, "u2", b"data", 2)
+    assert first.counted(PEER_FAILURES, "busy") >= 1
+    with pytest.raises(MembershipOverError):
+        second.replication.begin(NAME, "v1", "u3", 4, 2)
+    assert b"".join([each async for each in first.replication.read(second.node.holder, body, 0)]) == b"data"
+    assert second.replication.sources([first.node.holder]) == [first.node.holder]

@@ -4,11 +4,8 @@ Each does no more the second time than it did the first, so a request that comes
 """
 
 import asyncio
-import re
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable
 
-import msgspec
 from aiohttp import web
 
 from tiergate.clock import Clock
@@ -17,15 +14,11 @@ from tiergate.directory.base import Directory
 from tiergate.errors import (
     InvariantError,
     MemoryFullError,
-    OverloadedError,
-    RequestError,
-    TiergateError,
 )
 from tiergate.memory.memory import Memory, Receiving
 from tiergate.model import BLOCK_CHECKSUM_BYTES, Body, Kind, Node, State
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
-from tiergate.replication.auth import digest, verify
 from tiergate.replication.base import Notice
 from tiergate.replication.fetching import Fetching
 from tiergate.replication.roster import Roster
@@ -37,21 +30,19 @@ from tiergate.replication.wire import (
     NOTICES_COUNT,
     PULL,
     PULL_BODIES_COUNT,
-    Fault,
     Notices,
     PeerFaultError,
     Pull,
     Pulled,
     Reason,
     Taken,
-    decode,
     encode,
 )
 from tiergate.server.bodies import IdleWatch
+from tiergate.server.peeredge import JSON, PeerEdge, named, number, reason_of
 
 log = get_logger(__name__)
 
-T = TypeVar("T")
 
 READ_BUFFER_BYTES = 1 << 20
 """How much of a body may wait in a connection before reading from the socket pauses."""
@@ -66,19 +57,6 @@ SEND_BYTES = 1 << 20
 COPIED_BYTES = 64 << 10
 """aiohttp waits for the socket only after more than this; smaller pieces are copied, so that a transport never holds
 a view on memory that is no longer pinned."""
-
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-_JSON = "application/json"
-
-STATUSES = {
-    Reason.FULL: 507,
-    Reason.REFUSED: 403,
-    Reason.BUSY: 503,
-    Reason.MISSING: 404,
-    Reason.MISMATCH: 409,
-    Reason.BROKEN: 400,
-    Reason.SILENT: 408,
-}
 
 
 class Peers:
@@ -102,9 +80,8 @@ class Peers:
         self._directory = directory
         self._fetching = fetching
         self._roster = roster
-        self._clock = clock
         self._metrics = metrics
-        self._secret = secret
+        self._edge = PeerEdge(secret, roster.name, clock, metrics, idle_timeout_s)
         self._max_body_bytes = max_body_bytes
         self._idle_timeout_s = idle_timeout_s
 
@@ -129,69 +106,14 @@ class Peers:
         documents = asyncio.Semaphore(DOCUMENTS_COUNT)
         app.add_routes(
             [
-                web.put(body, self._guarded(self._put, asyncio.Semaphore(PUSHES_COUNT))),
-                web.delete(body, self._guarded(self._delete, documents)),
-                web.get(body + "/blocks/{index}", self._guarded(self._block, asyncio.Semaphore(READS_COUNT))),
-                web.post(PULL, self._guarded(self._pull, asyncio.Semaphore(PULLS_COUNT))),
-                web.post(NOTICES, self._guarded(self._notices, documents)),
+                web.put(body, self._edge.guarded(self._put, asyncio.Semaphore(PUSHES_COUNT))),
+                web.delete(body, self._edge.guarded(self._delete, documents)),
+                web.get(body + "/blocks/{index}", self._edge.guarded(self._block, asyncio.Semaphore(READS_COUNT))),
+                web.post(PULL, self._edge.guarded(self._pull, asyncio.Semaphore(PULLS_COUNT))),
+                web.post(NOTICES, self._edge.guarded(self._notices, documents)),
             ]
         )
         return app
-
-    def _guarded(
-        self, handler: Callable[[web.Request, str], Awaitable[web.StreamResponse]], slots: asyncio.Semaphore
-    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """The one way in and out of a route. What was signed of the body is the handler's to look at."""
-
-        async def handle(request: web.Request) -> web.StreamResponse:
-            try:
-                signed = self._authenticated(request)
-                if slots.locked():
-                    raise PeerFaultError(Reason.BUSY, "too many requests of this kind")
-                async with slots:
-                    answer = await handler(request, signed)
-                log.debug("done for a peer", method=request.method, target=request.raw_path, status=answer.status)
-                return answer
-            except (TiergateError, web.HTTPRequestEntityTooLarge) as error:
-                return self._refusal(request, error)
-            except (ConnectionError, TimeoutError) as error:
-                log.debug("a peer went away", error=error, method=request.method, target=request.raw_path)
-                if request.transport is not None and not request.transport.is_closing():
-                    request.transport.abort()
-                raise ConnectionResetError("the peer went away") from error
-
-        return handle
-
-    def _authenticated(self, request: web.Request) -> str:
-        """What is signed of the body.
-
-        Raises:
-            RequestError: it is not from a node of the cluster.
-        """
-        if self._secret is None:
-            return ""
-        header = request.headers.get("Authorization", "")
-        try:
-            signable = verify(
-                self._secret, header, request.method, request.raw_path, self._roster.name, self._clock.wall_s()
-            )
-        except RequestError:
-            self._metrics.refused_peers.inc()
-            raise
-        return signable.payload
-
-    def _refusal(self, request: web.Request, error: Exception) -> web.Response:
-        reason = reason_of(error)
-        if isinstance(error, InvariantError):
-            self._metrics.broken_invariants.inc()
-            log.exception("internal error", error=error, method=request.method, target=request.raw_path)
-        else:
-            log.debug("refused a peer", error=error, reason=reason, method=request.method, target=request.raw_path)
-        status = 500 if isinstance(error, InvariantError) else STATUSES.get(reason, 500)
-        answer = web.Response(status=status, body=encode(Fault(reason, str(error))), content_type=_JSON)
-        if not request.content.is_eof():
-            answer.force_close()  # The rest of a body that nobody wants is not worth reading.
-        return answer
 
     # -- bodies
     async def _put(self, request: web.Request, _: str) -> web.Response:
@@ -329,14 +251,14 @@ class Peers:
     # -- pulls
     async def _pull(self, request: web.Request, signed: str) -> web.StreamResponse:
         """Hold bodies that others have. As this may take long, a space goes out with each block."""
-        pull = await self._document(request, signed, Pull)
+        pull = await self._edge.document(request, signed, Pull)
         if len(pull.bodies) > PULL_BODIES_COUNT or len(pull.at) != len(pull.bodies):
             raise PeerFaultError(Reason.BROKEN, "too many bodies, or not each with its sources")
         uids = [named(body.uid) for body in pull.bodies if body.size_bytes]
         for body in pull.bodies:
             check_shape(body, self._max_body_bytes)
         holder, epoch = named(pull.holder), self._roster.me().epoch
-        response = web.StreamResponse(headers={"Content-Type": _JSON})
+        response = web.StreamResponse(headers={"Content-Type": JSON})
         await response.prepare(request)
 
         async def show() -> None:
@@ -367,7 +289,7 @@ class Peers:
     # -- notices
     async def _notices(self, request: web.Request, signed: str) -> web.Response:
         """Look at what others say was replaced or persisted, and let what nobody is owed be evicted."""
-        said = await self._document(request, signed, Notices)
+        said = await self._edge.document(request, signed, Notices)
         if len(said.notices) > NOTICES_COUNT:
             raise PeerFaultError(Reason.BROKEN, "too many notices")
         for notice in said.notices:
@@ -387,44 +309,6 @@ class Peers:
             kept = {part.body.uid for part in await self._directory.list_parts(notice.uid)}
         self._memory.clean(notice.uid, [uid for uid in notice.body_uids if uid not in kept])
 
-    async def _document(self, request: web.Request, signed: str, kind: type[T]) -> T:
-        try:
-            async with asyncio.timeout(self._idle_timeout_s):
-                data = await request.read()
-        except TimeoutError as error:
-            raise PeerFaultError(Reason.SILENT, "the request does not come") from error
-        except (web.RequestPayloadError, ConnectionError) as error:
-            raise PeerFaultError(Reason.BROKEN, "the request ended early") from error
-        if self._secret is not None and signed != digest(data):
-            self._metrics.refused_peers.inc()
-            raise RequestError("AccessDenied", "the request is not what was signed")
-        try:
-            return decode(data, type=kind)
-        except msgspec.DecodeError as error:
-            raise PeerFaultError(Reason.BROKEN, "the request makes no sense") from error
-
-
-def named(text: str) -> str:
-    """A name of a body or of a holder.
-
-    Raises:
-        PeerFaultError: it cannot be one.
-    """
-    if not _NAME.fullmatch(text):
-        raise PeerFaultError(Reason.BROKEN, "not a name")
-    return text
-
-
-def number(text: str) -> int:
-    """A count in a URL.
-
-    Raises:
-        PeerFaultError: it is none.
-    """
-    if not (text.isascii() and text.isdigit() and len(text) <= 15):
-        raise PeerFaultError(Reason.BROKEN, "not a number")
-    return int(text)
-
 
 def check_shape(body: Body, max_body_bytes: int) -> None:
     """Raises:
@@ -438,19 +322,4 @@ def check_shape(body: Body, max_body_bytes: int) -> None:
 
 def document(answer: Taken) -> web.Response:
     """An answer as JSON."""
-    return web.Response(body=encode(answer), content_type=_JSON)
-
-
-def reason_of(error: Exception) -> Reason:
-    """What a peer is told of an error."""
-    match error:
-        case PeerFaultError():
-            return error.reason
-        case MemoryFullError():
-            return Reason.FULL
-        case OverloadedError():
-            return Reason.BUSY
-        case RequestError():
-            return Reason.REFUSED
-        case _:
-            return Reason.BROKEN
+    return web.Response(body=encode(answer), content_type=JSON)
