@@ -39,7 +39,7 @@ class Push:
         self._read_taken = read_taken
         self._fail = fail
         self._idle_timeout_s = idle_timeout_s
-        self._copies_views = url.scheme == "https"  # A TLS transport may keep what it was given.
+        self._copies_views = url.scheme == "https"  # TLS may keep what it was given, and with `high=0` never resumes.
         self._size_bytes = size_bytes
         self._writer: StreamWriter | None = None
         self._transport: asyncio.Transport | None = None

@@ -67,7 +67,7 @@ class PeerEdge:
                 log.debug("a peer went away", error=error, method=request.method, target=request.raw_path)
                 if request.transport is not None and not request.transport.is_closing():
                     request.transport.abort()
-                raise ConnectionResetError("the peer went away") from error
+                return web.Response(status=408)  # Nobody gets it; aiohttp takes an error for one of the handler's.
 
         return handle
 

@@ -231,15 +231,18 @@ class Peers:
         transport = request.transport
         if transport is None:
             raise PeerFaultError(Reason.UNREACHABLE, "the peer is gone")
-        # With no room for waiting bytes, a write returns once the kernel has them all.
-        transport.set_write_buffer_limits(high=0)
+        is_tls = transport.get_extra_info("sslcontext") is not None
+        if not is_tls:
+            # With no room for waiting bytes, a write returns once the kernel has them all. (TLS never resumes then.)
+            transport.set_write_buffer_limits(high=0)
         try:
             async with asyncio.timeout(self._idle_timeout_s):
                 await response.prepare(request)
                 for view in views:
                     for start in range(0, len(view), SEND_BYTES):
                         piece = view[start : start + SEND_BYTES]
-                        await response.write(piece if len(piece) > COPIED_BYTES else bytes(piece))
+                        is_copied = is_tls or len(piece) <= COPIED_BYTES
+                        await response.write(bytes(piece) if is_copied else piece)
                 await response.write_eof()
         except BaseException:
             if transport.get_write_buffer_size():
