@@ -5,8 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiergate.model import About, Live, Node
-from tiergate.replication.placement import housekeeper, places, rank
+from tiergate.model import About, Node
+from tiergate.replication.placement import places, rank
 
 TEXTS = [f"uid{index}" for index in range(3000)]
 
@@ -61,11 +61,3 @@ def test_copies_are_spread_evenly_and_few_move_when_a_node_goes() -> None:
     left = [node for node in found if node.name != "node3"]
     moved = {text for text in TEXTS if places(text, left, "", "")[0].name != first[text]}
     assert moved == {text for text in TEXTS if first[text] == "node3"}
-
-
-def test_there_is_one_housekeeper() -> None:
-    found = nodes(5)
-    keeper = housekeeper(Live(1, {node.name: node for node in found}))
-    assert keeper in found
-    assert keeper == housekeeper(Live(2, {node.name: node for node in reversed(found)}))
-    assert housekeeper(Live(1, {})) is None
