@@ -1,6 +1,7 @@
 """The directory of a cluster keeps the directory's contract; and what only it must do."""
 
 import asyncio
+import base64
 import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ from tiergate.directory.keys import Keys
 from tiergate.errors import DirectoryUnavailableError, MemoryFullError, NotFoundError, OutcomeUnknownError
 from tiergate.etcd.client import Access, EtcdClient
 from tiergate.etcd.values import Field, Guard, Outcome, Put, Range, Txn
-from tiergate.model import Body, Bucket, OriginUpload, Part, Role, Step, Version, new_uid
+from tiergate.model import BLOCK_BYTES, Body, Bucket, OriginUpload, Part, Role, Step, Version, new_uid
 from tiergate.testing.directory_contract import (
     MARKER,
     SHARD,
@@ -275,25 +276,56 @@ async def test_marker_committed_meanwhile_is_disturbed_too(
     assert (await pending_of(clustered, MARKER)).disturbed_s == 5000.0
 
 
-async def test_version_of_many_parts_fits_and_one_too_large_is_refused(clustered: ClusteredDirectory) -> None:
+def parts_of(count: int, size_bytes: int, checksums: dict[str, int]) -> tuple[Part, ...]:
+    """Parts with nothing in them that could be squeezed out. `checksums`: the lengths of their values."""
     rng = random.Random(0)
-    parts = tuple(
+    return tuple(
         Part(
             number,
-            Body(new_uid(float(number)), 64 << 20, rng.randbytes(8 * 16)),
+            Body(new_uid(1.7e9 + number / 20), size_bytes, rng.randbytes(8 * -(-size_bytes // BLOCK_BYTES))),
             rng.randbytes(16).hex(),
-            1_700_000_000,
-            {"crc64nvme": "AAAAAAAAAAA="},
+            1_700_000_000 + number // 20,
+            {name: base64.b64encode(rng.randbytes(length)).decode() for name, length in checksums.items()},
         )
-        for number in range(1, 1001)
+        for number in range(1, count + 1)
     )
-    version = replace(make_version("v1"), parts=parts, size_bytes=1000 * (64 << 20))
-    await clustered.put(SHARD, version, make_intent())
+
+
+@pytest.mark.parametrize(
+    ("count", "size_bytes", "checksums"),
+    [
+        (10_000, 5 << 20, {"crc64nvme": 8, "sha256": 32}),
+        (10_000, 16 << 20, {"crc64nvme": 8}),
+        (6_000, 64 << 20, {"crc64nvme": 8}),
+    ],
+)
+async def test_upload_of_very_many_parts_is_completed(
+    clustered: ClusteredDirectory, count: int, size_bytes: int, checksums: dict[str, int]
+) -> None:
+    parts = parts_of(count, size_bytes, checksums)
+    version = replace(make_version("v1"), parts=parts, size_bytes=count * size_bytes)
+    await clustered.create_upload(make_upload("up"))
+    await clustered.finish_upload("up", version, [(part.number, part.etag) for part in parts], make_intent(Role.LARGE))
     assert (await record_of(clustered, SHARD)).version == version
-    huge = replace(version, parts=parts * 20)
+    finished = await clustered.finished_upload("up")
+    assert finished is not None
+    assert len(finished.parts) == count
+    assert await clustered.expire_finished(finished.finished_s + 1.0) == 1
+    assert await clustered.finished_upload("up") is None
+
+
+async def test_version_too_large_for_etcd_is_refused(clustered: ClusteredDirectory) -> None:
+    await put(clustered, SHARD, "v1")
+    huge = replace(make_version("v2"), parts=parts_of(10_000, 64 << 20, {"crc64nvme": 8}))
     with pytest.raises(MemoryFullError):
         await clustered.put(SHARD, huge, make_intent())
-    assert (await record_of(clustered, SHARD)).version == version
+    assert (await record_of(clustered, SHARD)).version == make_version("v1")
+
+
+async def test_counts_tell_what_the_store_takes(clustered: ClusteredDirectory, etcd: EtcdServer) -> None:
+    before = etcd.status(etcd.members[0]).dbSize
+    used_bytes = (await clustered.counts())["used_bytes"]
+    assert 0 < before <= used_bytes <= etcd.status(etcd.members[0]).dbSize
 
 
 async def test_reads_begin_anew_when_history_goes_under_them(

@@ -395,13 +395,19 @@ class ClusteredDirectory:
         return await self._reader.one(Finished, self._keys.finished(upload_id))
 
     async def expire_finished(self, before_s: float) -> int:
-        finished = await self._reader.rows(self._keys.all("f"))
-        old = [row for row in finished if value_of(Finished, row).finished_s < before_s]
         # A receipt's value begins with its time; its writer wrote nothing since, and will find out if it still lives.
         before = new_uid(max(before_s, 0.0)).encode()[:12]
-        receipts = [row for row in await self._reader.rows(self._keys.all("r")) if row.value < before]
-        await self._delete(receipts)
-        return await self._delete(old)
+        await self._delete(await self._select("r", lambda row: row.value < before))
+        return await self._delete(await self._select("f", lambda row: value_of(Finished, row).finished_s < before_s))
+
+    async def _select(self, table: str, chosen: Callable[[KeyValue], bool]) -> list[KeyValue]:
+        """Some rows of a table, without their values: those may be large."""
+
+        async def read(at: At) -> list[KeyValue]:
+            rows = self._reader.walk(self._keys.all(table), at)
+            return [replace(row, value=b"") async for row in rows if chosen(row)]
+
+        return await self._reader.consistent(read)
 
     async def _delete(self, rows: Sequence[KeyValue]) -> int:
         """Delete rows that are still what they were; how many."""
@@ -467,6 +473,7 @@ class ClusteredDirectory:
             "pending_bytes": sum(write.size_bytes for write in writes),
             "uploads": uploading,
             "markers": markers,
+            "used_bytes": await self._client.used_bytes(),
         }
 
     # -- only in a cluster: who holds and owes what

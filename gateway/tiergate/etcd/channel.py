@@ -69,6 +69,7 @@ class Member:
             "grant": lease.LeaseGrant,
             "revoke": lease.LeaseRevoke,
             "authenticate": rpc.AuthStub(self._channel).Authenticate,
+            "status": rpc.MaintenanceStub(self._channel).Status,
         }
         self._streams = {"keep_alive": lease.LeaseKeepAlive, "watch": rpc.WatchStub(self._channel).Watch}
 

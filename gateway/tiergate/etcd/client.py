@@ -134,6 +134,12 @@ class EtcdClient:
             return
 
     # -- members
+    async def used_bytes(self) -> int:
+        """What the store of the member we use takes of its quota (`--quota-backend-bytes`)."""
+        answer = await self.repeat(lambda: self._call("status", rpc.StatusRequest()))
+        used_bytes: int = answer.dbSize
+        return used_bytes
+
     async def repeat(self, call: Callable[[], Awaitable[T]]) -> T:
         """Try until a member answers, a second each, with pauses after a round of all.
 
