@@ -1,12 +1,14 @@
 """Nodes, etcd and an origin, each at an address of its own in a network that can be broken."""
 
 import random
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from tiergate.testing.endstate import End
+from tiergate.testing.endstate import LAYOUT, End
 from tiergate.testing.etcd import EtcdServer
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.journal import Journal
@@ -26,6 +28,10 @@ MEMORY = "96MiB"
 CLIENT = {"TIERGATE_ACCESS_KEY_ID": "AKIDCLUSTER", "TIERGATE_SECRET_ACCESS_KEY": "the-secret-of-clients"}
 SECRET = {"TIERGATE_CLUSTER_SECRET": "what the peers of these tests know each other by"}
 FLAGS = ("--origin-attempts", "2", "--origin-backoff", "20ms", "--origin-backoff-max", "200ms", "--marker-quiet", "1s")
+PATIENT_S = 40.0
+LONG_COUNT = 10_000
+"""Saves of a job that goes on until it is told to end."""
+
 TRIES_COUNT = 8
 """Of clients that try again as boto3's standard mode does; three, its default, last for two seconds only."""
 
@@ -48,6 +54,9 @@ class Cluster:
     Args:
         copies_count: On how many nodes a write is before it is acknowledged.
         alone: Nodes without a cluster, for tests of this harness.
+        memory_limits: Of nodes that have another one than `memory_limit`.
+        environments: Further variables of single nodes.
+        tries_count: How often clients try a request at most.
     """
 
     standing: Standing
@@ -59,14 +68,17 @@ class Cluster:
     flags: Sequence[str] = ()
     memory_limit: str = MEMORY
     alone: bool = False
+    memory_limits: Mapping[str, str] = field(default_factory=dict[str, str])
+    environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    tries_count: int = TRIES_COUNT
     nodes: dict[str, RunningNode] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)
-    journal: Journal = field(default_factory=lambda: Journal(tries_count=TRIES_COUNT))
     bucket: str = ""
     etcd_host: str = ""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
+        self.journal = Journal(tries_count=self.tries_count)
         self._stack = ExitStack()
         self._etcd: EtcdServer | None = None
 
@@ -95,8 +107,8 @@ class Cluster:
         node = RunningNode(
             self.standing.proxy.endpoint,
             flags=(*FLAGS, *self._member_flags(name, place), *self.flags),
-            memory_limit=self.memory_limit,
-            environment=CLIENT | ({} if self.alone else SECRET),
+            memory_limit=self.memory_limits.get(name, self.memory_limit),
+            environment=CLIENT | ({} if self.alone else SECRET) | dict(self.environments.get(name, {})),
             access_key=self.standing.origin.access_key,
             secret_key=self.standing.origin.secret_key,
             address=place.address,
@@ -129,12 +141,40 @@ class Cluster:
 
     def patient(self, name: str) -> Any:
         """A client of a node that tries again as boto3's standard mode does."""
-        return self.client(name, retries={"mode": "standard", "total_max_attempts": TRIES_COUNT})
+        return self.client(name, retries={"mode": "standard", "total_max_attempts": self.tries_count})
 
     def trainer(self, *names: str, **options: Any) -> Trainer:
         """A job whose ranks use these nodes, or all."""
         clients = [self.patient(name) for name in names or self.nodes]
         return Trainer(clients, self.bucket, self.journal, f"{self.seed} {len(self.journal.keys)}", **options)
+
+    @contextmanager
+    def training(self, *names: str, **options: Any) -> Iterator[Trainer]:
+        """A job that saves again and again meanwhile."""
+        over = threading.Event()
+        trainer = self.trainer(*names, **options)
+        with ThreadPoolExecutor(1) as pool:
+            training = pool.submit(trainer.train, LONG_COUNT, over.is_set)
+            try:
+                yield trainer
+            finally:
+                over.set()
+            training.result()
+
+    def wait_saved(self, trainer: Trainer, more_count: int = 1) -> None:
+        """Wait until a job has saved so many more checkpoints."""
+        before = trainer.saves_count
+        one = next(iter(self.nodes.values()))
+        one.wait_until("training goes on", lambda: trainer.saves_count >= before + more_count, PATIENT_S)
+
+    def is_member(self, name: str) -> bool:
+        """Whether a node is a member for all others."""
+        return bool(self.etcd.rows(LAYOUT + b"n/" + name.encode()))
+
+    def wait_gone(self, name: str) -> None:
+        """Wait until a node's membership is over for all others."""
+        other = next(node for each, node in self.nodes.items() if each != name and node.is_running)
+        other.wait_until(f"{name} is gone", lambda: not self.is_member(name), PATIENT_S)
 
     def player(self, number: int, **options: Any) -> Player:
         """A random client of all nodes that tries once."""
@@ -174,6 +214,8 @@ class Cluster:
             **options,
         )
         problems = end.problems()
+        least = {f"memory:{count}" for count in range(1, 1 if self.alone else self.copies_count)}
+        problems += [f"acknowledged at {rule}" for rule in sorted(least & set(self.journal.rules))]
         if problems:
             raise AssertionError("\n".join([*problems, f"TIERGATE_TEST_SEED={self.seed}"]))
 

@@ -61,8 +61,8 @@ def network() -> Iterator[Network]:
 
 @pytest.fixture(scope="session")
 def standing(whole_network: Network) -> Iterator[Standing]:
-    """The network, and an origin in it that records what nodes ask of it. moto would not do: it says of all uploads that
-    they began in 2010, so none of those whose id was lost can be told."""
+    """The network, and an origin in it that records what nodes ask of it. moto would not do: it says of all uploads
+    that they began in 2010, so none of those whose id was lost can be told."""
     whole_network.outside()
     with SeaweedOrigin() as origin:
         host = whole_network.outside()

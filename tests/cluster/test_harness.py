@@ -2,13 +2,22 @@
 
 import functools
 import os
+import random
 
 import pytest
+from tests.cluster.clusters import CLIENT
 from tests.cluster.conftest import StartCluster
 
+from tiergate.clock import SystemClock
+from tiergate.etcd.client import Access, EtcdClient
+from tiergate.etcd.values import Put, Txn
 from tiergate.testing.endstate import memory_problems
+from tiergate.testing.etcd import EtcdServer, needs_etcd
+from tiergate.testing.front import Front
 from tiergate.testing.journal import Journal, value_of
-from tiergate.testing.rules import Answer, Slow
+from tiergate.testing.objects import body_of
+from tiergate.testing.origins import s3_client
+from tiergate.testing.rules import Answer, Seen, Slow
 
 
 def test_training_on_one_node_ends_well(start_cluster: StartCluster) -> None:
@@ -84,3 +93,42 @@ def test_memory_of_a_dead_node_is_audited(start_cluster: StartCluster) -> None:
     limit_bytes = node.status()["memory"]["limit_bytes"]
     node.kill9()
     assert memory_problems(node.memory_dir / "slabs", limit_bytes) == []
+
+
+@needs_etcd
+async def test_etcd_goes_back_to_a_copy_and_to_nothing() -> None:
+    with EtcdServer() as etcd:
+
+        async def put(key: bytes) -> None:
+            client = EtcdClient(Access(etcd.endpoints), SystemClock(), random.Random(0))
+            await client.repeat(lambda: client.txn(Txn((), (Put(key, b"value"),))))
+            await client.close()
+
+        await put(b"/first")
+        copy = etcd.save()
+        await put(b"/second")
+        assert [bytes(each.key) for each in etcd.rows(b"/")] == [b"/first", b"/second"]
+        etcd.restore(copy)
+        assert [bytes(each.key) for each in etcd.rows(b"/")] == [b"/first"]
+        before = etcd.status(etcd.members[0]).header.cluster_id
+        etcd.restore(None)
+        assert etcd.rows(b"/") == []
+        assert etcd.status(etcd.members[0]).header.cluster_id != before
+
+
+def test_front_sends_each_request_where_it_is_told(start_cluster: StartCluster) -> None:
+    cluster = start_cluster(nodes_count=2, alone=True)
+    one, other = (cluster.node(name) for name in ("n0", "n1"))
+
+    def route(seen: Seen) -> str:
+        return other.endpoint if seen.method == "GET" else one.endpoint
+
+    with Front(route) as front:
+        client = s3_client(front.endpoint, CLIENT["TIERGATE_ACCESS_KEY_ID"], CLIENT["TIERGATE_SECRET_ACCESS_KEY"])
+        body = os.urandom(100_000)
+        client.put_object(Bucket=cluster.bucket, Key="k", Body=body)
+        one.wait_settled()
+        assert body_of(client, cluster.bucket, "k") == body
+        client.close()
+    assert one.metric("tiergate_http_requests_total") == 1
+    assert other.metric("tiergate_http_requests_total") == 1

@@ -17,6 +17,7 @@ import pytest
 import tiergate
 from tiergate.clock import SystemClock
 from tiergate.testing.netns import Network, Place
+from tiergate.testing.tcprelay import TcpRelay
 
 PORT = 7000
 SILENT_S = 0.3
@@ -160,6 +161,22 @@ def test_throttle_bounds_each_way(network: Network, serve: Echoes) -> None:
     assert bound_s > 0.4
     network.throttle(place, None)
     assert seconds() < bound_s / 2
+
+
+def test_relay_makes_the_way_longer_each_way(network: Network, serve: Echoes) -> None:
+    place = network.place("node")
+    serve(place, place.address)
+    clock = SystemClock()
+    with TcpRelay((place.address, PORT)) as relay:
+        host, _, port = relay.address.partition(":")
+        with socket.create_connection((host, int(port)), PATIENT_S) as connection:
+            assert answers(connection)
+            relay.delay_s = 0.1
+            from_s = clock.monotonic_s()
+            assert answers(connection)
+            assert clock.monotonic_s() - from_s >= 0.2
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(1) == b""
 
 
 def test_networks_side_by_side_and_nothing_left(network: Network) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from tests.conformance.wire import Identity
+from tests.several import make_node
 
 from tiergate.testing.node import RunningNode
 from tiergate.testing.origins import ProcessOrigin
@@ -11,9 +12,9 @@ CLIENT = Identity("AKIDCONFORMANCE", "the/secret+of=clients")
 
 
 def checking_node(origin: ProcessOrigin, *flags: str, memory_limit: str = "512MiB", **more: Any) -> RunningNode:
-    """A node before `origin` that knows the keys of `CLIENT` and no others."""
+    """A node before `origin`, or several (see `tests.several`), that knows the keys of `CLIENT` and no others."""
     keys = {"TIERGATE_ACCESS_KEY_ID": CLIENT.access_key, "TIERGATE_SECRET_ACCESS_KEY": CLIENT.secret_key}
-    return RunningNode(
+    return make_node(
         origin.endpoint,
         flags=flags,
         environment=keys,

@@ -45,12 +45,9 @@ class FaultyOrigin:
     `origin` is what stands behind it, `host` the address it listens at."""
 
     def __init__(self, origin: str, host: str = "127.0.0.1") -> None:
-        parts = urlsplit(origin)
-        if parts.hostname is None or parts.port is None or parts.scheme != "http":
-            raise ValueError(f"not a plain HTTP endpoint with a port: {origin}")
         self.origin = origin
+        self._address = address_of(origin)
         self._host = host
-        self._address = (parts.hostname, parts.port)
         self._clock = SystemClock()
         self._changed = threading.Condition()
         self._seen: list[Seen] = []
@@ -226,11 +223,15 @@ class FaultyOrigin:
                 return False
             await self._swallow(exchange)
             return await self._answer(exchange, fault)
-        origin_reader, origin_writer = await asyncio.open_connection(*self._address, limit=MAX_HEAD_BYTES)
+        origin_reader, origin_writer = await asyncio.open_connection(*self._target(exchange.seen), limit=MAX_HEAD_BYTES)
         try:
             return await self._through(exchange, origin_reader, origin_writer)
         finally:
             origin_writer.close()
+
+    def _target(self, seen: Seen) -> tuple[str, int]:
+        """Where a request goes on to."""
+        return self._address
 
     async def _swallow(self, exchange: _Exchange) -> None:
         if exchange.head.header("expect"):
@@ -307,6 +308,18 @@ class FaultyOrigin:
         await writer.drain()
         has_length = not has_body or head.header("content-length") or head.header("transfer-encoding")
         return bool(has_length) and not head.is_last
+
+
+def address_of(endpoint: str) -> tuple[str, int]:
+    """Host and port of a URL.
+
+    Raises:
+        ValueError: it is not plain HTTP, or names no port.
+    """
+    parts = urlsplit(endpoint)
+    if parts.hostname is None or parts.port is None or parts.scheme != "http":
+        raise ValueError(f"not a plain HTTP endpoint with a port: {endpoint}")
+    return parts.hostname, parts.port
 
 
 def _damaged(raw: bytes, payload: bytes, offset: int, fault: Action | None) -> bytes:

@@ -81,6 +81,8 @@ def unexplained(history: Sequence[Done]) -> list[Done]:
             request = requests[index]
             if request.from_s > first_end_s:
                 continue
+            if index and request == requests[index - 1] and not ordered >> (index - 1) & 1:
+                continue  # Of tries that are all the same, one after the other.
             if request.did is Did.WROTE:
                 states.append((ordered | 1 << index, request.value))
             elif request.shows(current):

@@ -160,12 +160,18 @@ class RunningNode:
         """Have everything written back, then go on with fresh memory: all that was held is the origin's alone."""
         self.wait_settled()
         self.stop()
+        self.wipe()
+        self.start()
+
+    def wipe(self) -> None:
+        """Empty the memory folder of a node that was ended, as the loss of its machine does."""
+        if self._process is not None:
+            raise RuntimeError("the node runs")
         for entry in self.memory_dir.iterdir():
             if entry.is_dir():
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
-        self.start()
 
     def stop(self, deadline_s: float = DEADLINE_S) -> int:
         """SIGTERM, and its exit status (negative: the signal that ended it).
@@ -213,6 +219,11 @@ class RunningNode:
         parent, children = self._running().pid, self.children
         for pid in [parent, *children.values()] if which == "all" else [children[f"{which}-{index}"]]:
             os.kill(pid, number)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started, and neither ended nor died."""
+        return self._process is not None and self._process.poll() is None
 
     # -- what it says
     def client(self, **config: Any) -> Any:

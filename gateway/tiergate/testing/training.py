@@ -51,6 +51,9 @@ class Trainer:
         self.saved: list[int] = []
         """The steps whose marker was acknowledged, and that were not dropped since."""
 
+        self.saves_count = 0
+        """How often a marker was acknowledged."""
+
     def train(self, saves_count: int, is_over: Callable[[], bool] = lambda: False) -> None:
         """Save so many times, or until `is_over`. A save that fails is in the journal's failures, and training goes
         on with the next one."""
@@ -90,6 +93,7 @@ class Trainer:
         if not self.write(shift + self._random.randrange(len(self._clients)), f"{self.prefix(step)}{MARKER}", marker):
             raise SaveFailedError(f"the marker of step {step}")
         self.saved.append(step)
+        self.saves_count += 1
 
     def drop(self, step: int) -> None:
         """Delete all objects of a step, in an order that says nothing.

@@ -28,6 +28,7 @@ def read(value: Value | None, from_s: float, until_s: float) -> Done:
         [wrote(A, 0, 1), wrote(B, 2), read(A, 3, 4), read(B, 5, 6)],
         [wrote(A, 0, 1), wrote(B, 2), read(A, 3, 4)],
         [wrote(A, 0, 1), wrote(None, 2, 3), read(None, 4, 5)],
+        [wrote(A, 0), wrote(A, 0), read(A, 1, 2), wrote(B, 3, 4), read(B, 5, 6), read(A, 7, 8)],
         [wrote(A, 0, 1), Done(Did.SAW_SIZE, Value("", 1), 2, 3), Done(Did.SAW_PRESENCE, Value("", 0), 2, 3)],
     ],
 )
@@ -45,6 +46,7 @@ def test_history_with_an_order_is_explained(history: list[Done]) -> None:
         ([wrote(A, 0, 9), read(A, 1, 2), read(None, 3, 4)], 2),
         ([wrote(A, 0, 1), Done(Did.SAW_SIZE, Value("", 2), 2, 3)], 1),
         ([wrote(None, 0, 1), Done(Did.SAW_PRESENCE, Value("", 0), 2, 3)], 1),
+        ([wrote(A, 0), read(A, 1, 2), wrote(B, 3, 4), read(B, 5, 6), read(A, 7, 8)], 4),
         ([wrote(A, 5), read(A, 1, 2)], 1),
     ],
 )
