@@ -14,7 +14,7 @@ from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.journal import Journal
 from tiergate.testing.netns import Network, Place
 from tiergate.testing.node import RunningNode
-from tiergate.testing.origins import ProcessOrigin
+from tiergate.testing.origins import ProcessOrigin, SeaweedOrigin
 from tiergate.testing.players import Player
 from tiergate.testing.training import Trainer
 
@@ -39,12 +39,25 @@ TRIES_COUNT = 8
 @dataclass
 class Standing:
     """What all clusters of a session have in common: `origin` is the real one, `proxy` what nodes see of it, at the
-    address `proxy_host` of `network`."""
+    address `proxy_host` of `network`; etcd is at `etcd_host`."""
 
     network: Network
     origin: ProcessOrigin
     proxy: FaultyOrigin
     proxy_host: str
+    etcd_host: str
+
+
+@contextmanager
+def standing_in(network: Network) -> Iterator[Standing]:
+    """An origin in a network, and what stands before it.
+
+    moto would not do: it says of all uploads that they began in 2010, so none of those whose id was lost can be told.
+    """
+    network.outside()  # the clients'
+    proxy_host, etcd_host = network.outside(), network.outside()
+    with SeaweedOrigin() as origin, FaultyOrigin(origin.endpoint, proxy_host) as proxy:
+        yield Standing(network, origin, proxy, proxy_host, etcd_host)
 
 
 @dataclass
@@ -74,7 +87,6 @@ class Cluster:
     nodes: dict[str, RunningNode] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)
     bucket: str = ""
-    etcd_host: str = ""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -85,25 +97,26 @@ class Cluster:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             network = self.standing.network
+            stack.callback(network.heal)
             self.bucket = f"{BUCKET}-{self.random.getrandbits(40):010x}"
             self.direct = self.standing.origin.client()
             stack.callback(self.direct.close)
             self.direct.create_bucket(Bucket=self.bucket)
             if not self.alone:
-                self.etcd_host = network.outside()
-                self._etcd = stack.enter_context(EtcdServer(self.members_count, host=self.etcd_host))
-            with network_healed(network):
-                for index in range(self.nodes_count):
-                    self._add(stack, f"n{index}")
+                self._etcd = stack.enter_context(EtcdServer(self.members_count, host=self.standing.etcd_host))
+            network.heal()
+            for index in range(self.nodes_count):
+                self._add(stack, f"n{index}")
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.standing.network.heal()
         self._stack.close()
 
     def _add(self, stack: ExitStack, name: str) -> None:
-        place = self.places[name] = self.standing.network.place(name)
+        network = self.standing.network
+        place = self.places[name] = network.place(name)
+        stack.callback(network.leave, place)
         node = RunningNode(
             self.standing.proxy.endpoint,
             flags=(*FLAGS, *self._member_flags(name, place), *self.flags),
@@ -185,7 +198,7 @@ class Cluster:
     def cut_from_etcd(self, *names: str) -> None:
         """Nodes and etcd hear nothing of each other any more."""
         for name in names:
-            self.standing.network.cut(self.places[name], self.etcd_host)
+            self.standing.network.cut(self.places[name], self.standing.etcd_host)
 
     def cut_from_origin(self, *names: str) -> None:
         """Nodes and the origin hear nothing of each other any more."""
@@ -218,10 +231,3 @@ class Cluster:
         problems += [f"acknowledged at {rule}" for rule in sorted(least & set(self.journal.rules))]
         if problems:
             raise AssertionError("\n".join([*problems, f"TIERGATE_TEST_SEED={self.seed}"]))
-
-
-@contextmanager
-def network_healed(network: Network) -> Iterator[None]:
-    """For what must start in a whole network."""
-    network.heal()
-    yield

@@ -9,12 +9,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.cluster.clusters import Cluster, Standing
+from tests.cluster.clusters import Cluster, Standing, standing_in
 
 from tiergate.testing import netns
-from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.netns import Network
-from tiergate.testing.origins import SeaweedOrigin
 
 missing = functools.cache(netns.missing)
 
@@ -61,13 +59,9 @@ def network() -> Iterator[Network]:
 
 @pytest.fixture(scope="session")
 def standing(whole_network: Network) -> Iterator[Standing]:
-    """The network, and an origin in it that records what nodes ask of it. moto would not do: it says of all uploads
-    that they began in 2010, so none of those whose id was lost can be told."""
-    whole_network.outside()
-    with SeaweedOrigin() as origin:
-        host = whole_network.outside()
-        with FaultyOrigin(origin.endpoint, host) as proxy:
-            yield Standing(whole_network, origin, proxy, host)
+    """What all clusters have in common."""
+    with standing_in(whole_network) as standing:
+        yield standing
 
 
 @pytest.fixture

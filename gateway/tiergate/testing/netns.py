@@ -84,8 +84,8 @@ class Network:
     """See the module. A context manager; needs root."""
 
     def __init__(self) -> None:
-        self._anchors: list[subprocess.Popen[bytes]] = []
-        self._places: list[Place] = []
+        self._anchors: dict[int, subprocess.Popen[bytes]] = {}
+        self._numbers: set[int] = set()
         self._hub: tuple[str, ...] = ()
         self._net = ""
         self._link = ""
@@ -121,18 +121,13 @@ class Network:
         if self._link:
             # The kernel would do it too, a moment later.
             subprocess.run(["ip", "link", "del", self._link], check=False, capture_output=True, timeout=TIMEOUT_S)
-        for anchor in self._anchors:
-            anchor.kill()
-            anchor.wait()
-            for stream in (anchor.stdin, anchor.stdout):
-                if stream is not None:
-                    stream.close()
-        self._anchors.clear()
+        for pid in list(self._anchors):
+            self._raise(pid)
 
     def _anchor(self) -> int:
         """Start a process in a new namespace; it ends when its input does."""
         anchor = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._anchors.append(anchor)
+        self._anchors[anchor.pid] = anchor
         assert anchor.stdin is not None
         assert anchor.stdout is not None
         try:
@@ -144,6 +139,15 @@ class Network:
         if not is_up:
             raise NetworkError("no new network namespace can be made")
         return anchor.pid
+
+    def _raise(self, pid: int) -> None:
+        """End an anchor, and so its namespace once nothing else runs in it."""
+        anchor = self._anchors.pop(pid)
+        anchor.kill()
+        anchor.wait()
+        for stream in (anchor.stdin, anchor.stdout):
+            if stream is not None:
+                stream.close()
 
     def _claim(self, hub: int) -> None:
         """Take addresses that no other run has."""
@@ -174,9 +178,10 @@ class Network:
 
     def place(self, name: str) -> Place:
         """One more namespace."""
-        number = len(self._places)
-        if number >= PLACES_COUNT:
+        number = next((each for each in range(PLACES_COUNT) if each not in self._numbers), None)
+        if number is None:
             raise NetworkError("no address is left")
+        self._numbers.add(number)
         place = Place(name, f"{self._net}.{OUTSIDE_COUNT + 1 + number}", number, self._anchor())
         router = f"{self._net}.254"
         _ip(
@@ -196,8 +201,14 @@ class Network:
                 f"route add default via {router} dev uplink onlink src {place.address}",
             ],
         )
-        self._places.append(place)
         return place
+
+    def leave(self, place: Place) -> None:
+        """Give a namespace up, whose processes are over. Its address may be another's then."""
+        self.heal(place)
+        _ip(self._hub, [f"link del in{place.number}"])
+        self._raise(place.pid)
+        self._numbers.discard(place.number)
 
     # -- faults
     def cut(self, one: Place | str, *others: Place | str, both_ways: bool = True) -> None:
