@@ -224,7 +224,7 @@ class Cluster:
             self.direct,
             self._etcd,
             lambda: self.standing.proxy.requests,
-            **options,
+            **({"swept": self.alone} | options),
         )
         problems = end.problems()
         least = {f"memory:{count}" for count in range(1, 1 if self.alone else self.copies_count)}

@@ -1,6 +1,7 @@
 """Nodes that die, freeze, come back, come back empty, or leave in order: what they owed is finished by others, once,
 and what they still believe harms nobody."""
 
+import os
 from typing import Any
 
 import pytest
@@ -53,6 +54,20 @@ def test_survivors_finish_what_a_killed_owner_owed(start_cluster: StartCluster) 
     cluster.standing.proxy.heal()
     cluster.trainer("n1", "n2", run="after").train(2)
     cluster.end(but=["n0"])
+
+
+@pytest.mark.skipif(not os.environ.get("TIERGATE_TEST_SLOW"), reason="takes minutes; TIERGATE_TEST_SLOW=1 runs it")
+@pytest.mark.timeout(400)
+def test_promises_to_the_dead_end(start_cluster: StartCluster) -> None:
+    """What peers kept for a sender that died in between is given back, once their promise is over."""
+    cluster = start_cluster()
+    gate = hold_writes(cluster)
+    with cluster.training("n0") as trainer:
+        cluster.wait_saved(trainer)
+        cluster.node("n0").kill9()
+    gate.release()
+    cluster.standing.proxy.heal()
+    cluster.end(but=["n0"], swept=True, deadline_s=300.0)
 
 
 def test_what_a_zombie_sends_harms_nothing(start_cluster: StartCluster) -> None:
