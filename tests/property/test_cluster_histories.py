@@ -227,8 +227,8 @@ async def check_view(directory: Directory, rng: random.Random) -> None:
     every = await directory.pending()
     for mode in FenceMode:
         for _ in range(6):
-            some = rng.sample(every, min(len(every), rng.randrange(1, 5)))
-            made_up = [anyone(rng) for _ in range(rng.randrange(2))]
+            some = rng.sample(every, min(len(every), rng.randrange(1, 9)))
+            made_up = [through(rng.choice([*NAMES, *(write.name for write in every)]), rng) for _ in range(2)]
             wanted = [*some, *made_up]
             whole = {write.name.bucket for write in wanted} if mode is FenceMode.STRICT else set[str]()
             view = await directory.beside(wanted, whole)
@@ -239,9 +239,8 @@ async def check_view(directory: Directory, rng: random.Random) -> None:
                 assert held_back(write, view, mode) == held_back(write, every, mode), write
 
 
-def anyone(rng: random.Random) -> Pending:
+def through(name: ObjectName, rng: random.Random) -> Pending:
     """A write that is about to be made through."""
-    name = rng.choice(NAMES)
     far = (1 << 62) - 1
     return Pending(name, "through", Kind.PUT, role_of(name, rng), far, far, far, 5000.0, 0)
 
@@ -262,3 +261,33 @@ async def test_owners_holders_and_fences_view_over_dying_epochs(
             await check_view(history.reader, history.rng)
     await history.check()
     await history.close()
+
+
+@pytest.mark.parametrize("seed", range(HISTORIES_COUNT))
+async def test_fence_sees_beside_what_it_would_see_in_all(
+    client: EtcdClient, keys: Keys, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many writes of few scopes, whose requests began at any time before."""
+    monkeypatch.setattr(beside, "FIRST_PAGE_COUNT", 2)
+    monkeypatch.setattr(clusterreads, "FIRST_PAGE_COUNT", 2)
+    rng = random.Random(seed)
+    directory = ClusteredDirectory(client, keys)
+    names = [ObjectName("b", f"r/{scope}{n}") for scope in ("1/", "2/", "") for n in range(8)]
+    names += [ObjectName("b", f"r/{scope}{n}.index.json") for scope in ("1/", "") for n in range(2)]
+    revisions = [await directory.revision()]
+    for count in range(40):
+        name = rng.choice(names)
+        role = role_of(name, rng)
+        committed = await directory.put(name, make_version(f"v{count}"), Intent(role, rng.choice(revisions), 1.0, ""))
+        revisions.append(committed.revision)
+        pending = (await directory.get(name)).pending
+        assert pending is not None
+        if rng.random() < 0.2:
+            await directory.quarantine(name, pending.uid, "refused")
+        elif rng.random() < 0.3:
+            await directory.persisted(name, pending.uid, "o", 1.0)
+    for _ in range(3):
+        await check_view(directory, rng)
+        write = rng.choice(await directory.pending())
+        await directory.persisted(write.name, write.uid, "o", 1.0)
+    await directory.close()

@@ -41,6 +41,7 @@ def check_guard(rows: Rows, name: ObjectName, intent: Intent) -> Record | None:
 def put(rows: Rows, name: ObjectName, version: Version, intent: Intent) -> Committed:
     """Commit a version as dirty and owed to the origin."""
     old, before = check_guard(rows, name, intent), rows.pending(name)
+    leave_behind(rows, name, before)
     revision = rows.next_revision()
     rows.put_record(Record(name, State.DIRTY, revision, revision, version, role=intent.role))
     rows.put_pending(
@@ -68,6 +69,7 @@ def put(rows: Rows, name: ObjectName, version: Version, intent: Intent) -> Commi
 def put_through(rows: Rows, name: ObjectName, version: Version, origin_etag: str, intent: Intent) -> Committed:
     """Commit a version that the origin holds already."""
     old = check_guard(rows, name, intent)
+    leave_behind(rows, name, rows.pending(name))
     orphan_uploads(rows, name)
     rows.drop_pending(name)
     revision = rows.next_revision()
@@ -84,6 +86,7 @@ def delete(rows: Rows, name: ObjectName, uid: str, intent: Intent) -> Committed 
     base = base_of(old, before, intent)
     if old is None and base == NO_BASE:
         return None
+    leave_behind(rows, name, before)
     revision = rows.next_revision()
     if base == NO_BASE and before is not None and not before.begun:
         orphan_uploads(rows, name)
@@ -110,6 +113,15 @@ def delete(rows: Rows, name: ObjectName, uid: str, intent: Intent) -> Committed 
         )
     disturb(rows, name, old, intent, deleting=True)
     return Committed(revision, old.version if old else None)
+
+
+def leave_behind(rows: Rows, name: ObjectName, before: Pending | None) -> None:
+    """Before a member of a cluster replaces another's pending write: what has begun there may be on its way to the
+    origin, and stands as a step until that node, or who finds it dead, says that it is over."""
+    if before is None or before.owner is None or before.owner == rows.me or not before.begun:
+        return
+    holder = f"{before.owner.node}@{before.owner.epoch}/"
+    rows.put_step(Step(name, f"{before.uid}@{holder}", holder, before.role, through=False, replaces=True))
 
 
 def base_of(old: Record | None, before: Pending | None, intent: Intent) -> str:
@@ -332,13 +344,3 @@ def begin_step(rows: Rows, step: Step) -> bool:
         return False
     rows.put_step(step)
     return True
-
-
-def leave_behind(rows: Rows, name: ObjectName, me: Holder) -> None:
-    """Before this node of a cluster commits a write of the key: what another node has begun there may be on its way to
-    the origin, and stands as a step until that node, or who finds it dead, says that it is over."""
-    before = rows.pending(name)
-    if before is None or not before.begun or before.owner is None or before.owner == me:
-        return
-    holder = f"{before.owner.node}@{before.owner.epoch}/"
-    rows.put_step(Step(name, f"{before.uid}@{holder}", holder, before.role, through=False, replaces=True))

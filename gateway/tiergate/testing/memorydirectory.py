@@ -237,8 +237,6 @@ class MemoryDirectory:
 
         def transition(rows: MemoryRows) -> T:
             name = name_of(rows)
-            if me is not None:
-                transitions.leave_behind(rows, name, me)
             result = do(rows)
             self._state.hold(rows, name, uid, holders)
             if isinstance(result, Committed):

@@ -49,14 +49,15 @@ class Steps:
                 assert await directory.begin_step(second)
                 await directory.end_step(second)
 
-    async def test_begin_step_of_other_holders_exclude_each_other_too(self, directory: Directory) -> None:
+    async def test_begin_step_of_write_back_exclude_each_other_too(self, directory: Directory) -> None:
         member = Step(SHARD, "m", "other", Role.LARGE, through=False, replaces=True)
         for marker in (MARKER, RUN_MARKER):
             for first, second in ((member, marker_put(marker, "m1")), (marker_put(marker, "m1"), member)):
                 assert await directory.begin_step(first)
                 assert not await directory.begin_step(second)
-                assert await directory.begin_step(replace(second, holder=first.holder))
+                assert not await directory.begin_step(replace(second, holder=first.holder))
                 await directory.end_step(first)
+                assert await directory.begin_step(second)
                 await directory.end_step(second)
 
     async def test_begin_step_of_one_key_exclude_each_other(self, directory: Directory) -> None:
