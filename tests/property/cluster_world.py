@@ -78,6 +78,9 @@ SETTLE_S = 4.5
 GRACE_S = 20.0
 PROMISE_S = 20.0
 COPIES_COUNT = 2
+FREEZE_SHARE = 0.003
+"""Of the directory's answers, those after which the node that asked stands still for a while."""
+
 FOUND_LIMIT_S = 90.0
 """After everybody came back, what is found again is found by then."""
 
@@ -106,6 +109,8 @@ class World:
         self.count = 0
         self.broken: list[str] = []
         self.is_origin_away = False
+        self.slowness = self.rng.choice((0.1, 0.4))
+        self.is_over = False
         self.graves: list[asyncio.Task[None]] = []
         self.folder = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
         self.state.on_commit = self._committed
@@ -224,7 +229,7 @@ class World:
 
     async def settle(self) -> None:
         """Everybody comes back and time goes by until nothing is left to do."""
-        self.is_origin_away = False
+        self.is_origin_away, self.is_over = False, True
         for node in self.nodes.values():
             node.heal()
         for second in range(int(END_LIMIT_S)):
@@ -338,6 +343,10 @@ class SimNode:
                     self.world.tell()
                 self.holder = None
 
+    def freeze(self, seconds: float) -> None:
+        self.thawed.clear()
+        asyncio.get_running_loop().call_later(seconds, self.thawed.set)
+
     def heal(self) -> None:
         self.is_cut = False
         self.thawed.set()
@@ -347,13 +356,13 @@ class SimNode:
 class SimClock(VirtualClock):
     """Who sleeps on a frozen node wakes up when that does."""
 
-    def __init__(self, node: SimNode) -> None:
+    def __init__(self, process: "Process") -> None:
         super().__init__()
-        self._node = node
+        self._process = process
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
-        await self._node.thawed.wait()
+        await self._process.turn()
 
 
 class Process:
@@ -366,7 +375,7 @@ class Process:
         self.is_dead = False
         self.sent: dict[asyncio.TimerHandle, Callable[[], None]] = {}
         self.tasks: set[asyncio.Task[None]] = set()
-        clock = SimClock(node)
+        clock = SimClock(self)
         self.directory = MemoryDirectory(world.state, node.me, self.carry_to_directory)
         origin = FarOrigin(self)
         standing = Standing(self.memory.token, node.me, node.stands, is_shared=True)
@@ -465,12 +474,17 @@ class Process:
         self.memory.close()
 
     # -- messages
+    async def turn(self) -> None:
+        """Wait while the node stands still. The dead do nothing more."""
+        if not self.is_dead:
+            await self.node.thawed.wait()
+        if self.is_dead:
+            raise asyncio.CancelledError
+
     async def carry(
         self, call: Callable[[], T], delay_s: float, lost: Callable[[], Exception], loss: float, patience_s: float
     ) -> T:
-        await self.node.thawed.wait()
-        if self.is_dead:
-            raise asyncio.CancelledError
+        await self.turn()
         loop, rng = asyncio.get_running_loop(), self.world.rng
         answer: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
         fate = rng.random()
@@ -491,10 +505,10 @@ class Process:
             self.sent[handle] = happen
         if fate < 2 * loss:
             await asyncio.sleep(patience_s)
-            await self.node.thawed.wait()
+            await self.turn()
             raise lost()
         result, error = await answer
-        await self.node.thawed.wait()
+        await self.turn()
         if error is not None:
             raise error
         return result  # type: ignore[return-value]
@@ -502,13 +516,18 @@ class Process:
     async def carry_to_directory(self, call: Callable[[], T], *, changes: bool) -> T:
         if self.node.is_cut:
             await asyncio.sleep(1.0)
-            await self.node.thawed.wait()
+            await self.turn()
             raise DirectoryUnavailableError("no way to the directory")
 
         def lost() -> Exception:
             return OutcomeUnknownError("no answer") if changes else DirectoryUnavailableError("no answer")
 
-        return await self.carry(call, self.world.rng.uniform(0.001, 0.02), lost, 0.004, 2.0)
+        answer = await self.carry(call, self.world.rng.uniform(0.001, 0.02), lost, 0.004, 2.0)
+        if self.world.rng.random() < FREEZE_SHARE and not self.world.is_over:
+            # The worst moment: what was decided on this answer is done much later.
+            self.node.freeze(self.world.rng.uniform(0.1, 15.0))
+            await self.turn()
+        return answer
 
     # -- clients
     async def put(self, key: str, lag: int) -> None:
@@ -596,7 +615,7 @@ class FarOrigin(ModelOrigin):
                 process.world.happened(operation, name, before)
             return result
 
-        slow = rng.random() < 0.1
+        slow = rng.random() < process.world.slowness
         delay_s = rng.uniform(0.005, REQUEST_S if slow else 0.1)
         loss = 1.0 if process.world.is_origin_away else 0.01
         return await process.carry(
@@ -634,7 +653,7 @@ class SimReplication:
     ) -> Copies:
         clock = self._world.clock
         await asyncio.sleep(self._world.rng.uniform(0.01, 0.5))
-        await self._process.node.thawed.wait()
+        await self._process.turn()
         me = self._process.node.me()
         assert me is not None
         up = [node for node in self._world.nodes.values() if node.is_up and node.holder is not None]

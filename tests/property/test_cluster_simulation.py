@@ -24,6 +24,18 @@ KEYS = (
     "run/checkpoint_manager_snapshot.json",
 )
 
+SETS = (
+    ("run/1/a", "run/1/.metadata"),
+    ("run/1/a", "run/1/b", "run/1/.metadata"),
+    ("run/1/large", "run/1/.metadata", "run/1/.metadata.tmp"),
+    ("run/1/a", "run/1/.metadata", "run/.metadata"),
+    ("run/1/a",),
+)
+"""Few keys, so that nodes meet at them."""
+
+PAUSES_S = ((0.0, 0.05, 0.3), (0.05, 0.3, 1.0, 3.0, 8.0, 25.0))
+"""Between what happens: in haste, or with time for everything to come to an end."""
+
 OFTEN = (
     ["put"] * 14
     + ["delete"] * 3
@@ -44,7 +56,8 @@ async def history(seed: int) -> None:
             node.join()
             node.start()
         await asyncio.sleep(0.5)
-        keys = rng.sample(KEYS, rng.randint(2, 5))
+        keys = rng.choice((*SETS, rng.sample(KEYS, rng.randint(2, 5))))
+        pauses_s = rng.choice(PAUSES_S)
         for _ in range(rng.randint(10, 80)):
             node = rng.choice(list(world.nodes.values()))
             action = rng.choice(OFTEN)
@@ -53,7 +66,7 @@ async def history(seed: int) -> None:
                 node.process.run(call(rng.choice(keys), rng.randint(0, 3)))
                 await asyncio.sleep(rng.choice((0.0, 0.01, 0.1, 0.5)))
             elif action == "wait":
-                await asyncio.sleep(rng.choice((0.05, 0.3, 1.0, 3.0, 8.0, 25.0)))
+                await asyncio.sleep(rng.choice(pauses_s))
             elif action == "freeze":
                 node.thawed.clear()
             elif action == "thaw":

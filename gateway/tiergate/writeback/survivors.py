@@ -164,7 +164,7 @@ class Survivors:
 
     async def _set_aside(self, write: Pending) -> None:
         """Nobody can bring it to the origin. It is owned by who says so, until a holder returns."""
-        if await self._directory.claim(write.name, write.uid) is None:
+        if await self._directory.claim(write.name, write.uid) is None or write.quarantined == LOST:
             return
         await self._directory.quarantine(write.name, write.uid, LOST)
         self._metrics.lost_writes.inc()

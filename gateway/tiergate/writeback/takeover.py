@@ -52,8 +52,7 @@ def judge(
         return Verdict.LEAVE
     fit = live.still(holders) if write.kind is Kind.PUT else {node.holder for node in live.nodes.values()}
     if not fit:
-        is_lost = gone_s >= patience.grace_s and write.quarantined != LOST
-        return Verdict.LOST if is_lost and is_housekeeper(me, live) else Verdict.LEAVE
+        return Verdict.LOST if gone_s >= patience.grace_s and is_housekeeper(me, live) else Verdict.LEAVE
     nodes = [each.node for each in fit]
     first = owner if owner in nodes else ranked(write.uid, nodes)[0]
     return Verdict.CLAIM if me in fit and first == me.node else Verdict.LEAVE
