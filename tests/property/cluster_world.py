@@ -234,10 +234,13 @@ class World:
             node.heal()
         for second in range(int(END_LIMIT_S)):
             await asyncio.sleep(1.0)
-            if self.broken or (self.is_settled() and not any(node.dirty_bytes() for node in self.nodes.values())):
+            if self.broken:
                 return
-            if second > FOUND_LIMIT_S and self.is_settled() and self.state.tables.pending:
-                return  # What is lost stays.
+            if self.is_settled() and self.state.tables.pending:
+                if second > FOUND_LIMIT_S:
+                    return  # What is lost stays.
+            elif self.is_settled() and not any(node.dirty_bytes() for node in self.nodes.values()):
+                return
 
     def check_end(self) -> None:
         tables = self.state.tables
