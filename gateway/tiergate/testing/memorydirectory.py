@@ -6,6 +6,7 @@ test may delay or cut. Implements `tiergate.directory.base.ClusterDirectory`; se
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from tiergate.checkpoints.markers import scope_of
@@ -28,7 +29,6 @@ from tiergate.model import (
     Step,
     Upload,
     Version,
-    new_uid,
 )
 from tiergate.model import (
     State as RecordState,
@@ -68,6 +68,7 @@ class State:
 
     def __init__(self) -> None:
         self.tables = Tables()
+        self.numbers = count(1)
         self.nodes: dict[str, Node] = {}
         self.on_commit: Callable[[ObjectName, str, int], None] = lambda name, uid, revision: None
         self.on_hold: Callable[[str, str], None] = lambda uid, node: None
@@ -233,8 +234,6 @@ class MemoryDirectory:
         holders: Sequence[Holder],
         do: Callable[[MemoryRows], T],
     ) -> T:
-        me = self._me()
-
         def transition(rows: MemoryRows) -> T:
             name = name_of(rows)
             result = do(rows)
@@ -276,7 +275,7 @@ class MemoryDirectory:
         )
 
     async def delete(self, name: ObjectName, intent: Intent) -> Committed | None:
-        uid = f"delete-{new_uid(intent.now_s)}"
+        uid = f"delete-{next(self._state.numbers)}"
         return await self._commit(lambda rows: name, "", (), lambda rows: transitions.delete(rows, name, uid, intent))
 
     async def adopt(

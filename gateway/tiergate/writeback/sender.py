@@ -43,6 +43,10 @@ BLOCK_ALGORITHM = "crc64nvme"
 Visible = Callable[[Pending], AbstractAsyncContextManager[None]]
 
 
+class MissingBytesError(IntegrityError):
+    """What is to be sent is not in this node's memory, or not all of it."""
+
+
 class ForeignVersionError(OriginRefusedError):
     """A conditional write lost: the origin holds somebody else's version."""
 
@@ -387,13 +391,13 @@ def pin_part(memory: Memory, part: Part) -> AbstractContextManager[Pin | None]:
     """A pin on a part's bytes; None inside for an empty part.
 
     Raises:
-        IntegrityError: they are not in memory.
+        MissingBytesError: they are not in memory.
     """
     if part.body.size_bytes == 0:
         return nullcontext()
     pin = memory.pin(part.body.uid)
     if pin is None:
-        raise IntegrityError("the bytes are not in memory", body=part.body.uid)
+        raise MissingBytesError("the bytes are not in memory", body=part.body.uid)
     return pin
 
 
@@ -407,7 +411,7 @@ async def verify(parts: Sequence[Part], held: Sequence[Pin | None]) -> None:
         for index in range(part.body.block_count):
             views = pin.block(index) if pin is not None else None
             if views is None:
-                raise IntegrityError("a block is missing in memory", body=part.body.uid, block=index)
+                raise MissingBytesError("a block is missing in memory", body=part.body.uid, block=index)
             expected = part.body.block_checksum(index)
             if expected is None:
                 continue

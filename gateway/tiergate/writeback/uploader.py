@@ -28,7 +28,8 @@ from tiergate.policy.backoff import delay_s
 from tiergate.writeback.due import Limits, plan
 from tiergate.writeback.fence import Blocked, PendingView
 from tiergate.writeback.gate import Gate
-from tiergate.writeback.sender import Sender
+from tiergate.writeback.sender import MissingBytesError, Sender
+from tiergate.writeback.takeover import LOST
 
 log = get_logger(__name__)
 
@@ -268,6 +269,8 @@ class Uploader:
             self._metrics.integrity_failures.inc(1, "memory")
         code = f"{error.status} {error.code}" if isinstance(error, OriginRefusedError) else type(error).__name__
         reason = f"{code}: {error.message}"
+        if self._gate.is_shared and isinstance(error, MissingBytesError):
+            reason = LOST  # Unless another node has them (`Survivors`).
         try:
             await self._directory.quarantine(write.name, write.uid, reason)
         except FencedError:
