@@ -492,14 +492,18 @@ class Process:
         answer: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
         fate = rng.random()
 
+        def deliver(outcome: tuple[T | None, BaseException | None]) -> None:
+            if not answer.done():
+                answer.set_result(outcome)
+
         def happen() -> None:
             self.sent.pop(handle, None)
             try:
                 outcome: tuple[T | None, BaseException | None] = (call(), None)
             except Exception as error:  # It is the answer.
                 outcome = (None, error)
-            if not answer.done() and fate >= 2 * loss:
-                loop.call_later(delay_s / 2, lambda: answer.done() or answer.set_result(outcome))
+            if fate >= 2 * loss:
+                loop.call_later(delay_s / 2, deliver, outcome)
 
         handle = loop.call_later(delay_s, happen)
         if fate < loss:

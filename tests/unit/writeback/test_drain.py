@@ -1,0 +1,74 @@
+"""What goes first when a node stops, and what is brought in first."""
+
+from tiergate.model import Kind, ObjectName, Pending, Record, Role, State
+from tiergate.testing.directory_contract import make_version
+from tiergate.writeback.drain import LEFT_BEHIND_STATUS, NOTHING_LEFT_STATUS, Report, newest_first
+from tiergate.writeback.prefetch import newest_sets_first
+
+
+def owed(key: str, place: int, role: Role = Role.SMALL, kind: Kind = Kind.PUT) -> Pending:
+    return Pending(ObjectName("bucket", key), f"{key}#{place}", kind, role, place, place, 0, 0.0, 7)
+
+
+def keys(writes: list[Pending]) -> list[str]:
+    return [write.name.key for write in writes]
+
+
+def test_newest_first_newest_complete_set_then_older_then_the_rest() -> None:
+    writes = [
+        owed("run/1/a", 1),
+        owed("run/1/b", 2),
+        owed("run/1/.metadata", 3, Role.MARKER),
+        owed("run/2/a", 4),
+        owed("other", 5),
+        owed("run/2/.metadata", 6, Role.MARKER),
+        owed("run/3/a", 7),
+    ]
+    expected = ["run/2/a", "run/2/.metadata", "run/1/a", "run/1/b", "run/1/.metadata", "other", "run/3/a"]
+    assert keys(newest_first(writes)) == expected
+    assert keys(newest_first(writes[::-1])) == expected
+
+
+def test_newest_first_deletion_of_a_marker_makes_no_set() -> None:
+    writes = [owed("run/2/a", 4), owed("run/2/.metadata", 5, Role.MARKER, Kind.DELETE), owed("a", 1)]
+    assert keys(newest_first(writes)) == ["a", "run/2/a", "run/2/.metadata"]
+
+
+def test_newest_first_member_committed_after_the_marker_is_none_of_its() -> None:
+    writes = [owed("run/1/.metadata", 3, Role.MARKER), owed("run/1/late", 4), owed("a", 1)]
+    assert keys(newest_first(writes)) == ["run/1/.metadata", "a", "run/1/late"]
+
+
+def test_report_status_tells_whether_something_is_here_only() -> None:
+    report = Report()
+    report.sent.add(owed("a", 1))
+    assert report.status == NOTHING_LEFT_STATUS
+    report.left.add(owed("b", 2))
+    assert report.status == LEFT_BEHIND_STATUS
+    assert (report.left.count, report.left.size_bytes) == (1, 7)
+
+
+def test_newest_sets_first_brings_the_marker_then_its_members() -> None:
+    def record(key: str, revision: int, role: Role = Role.SMALL) -> Record:
+        return Record(ObjectName("bucket", key), State.CLEAN, revision, revision, make_version(key), role=role)
+
+    tombstone = Record(ObjectName("bucket", "run/2/gone"), State.TOMBSTONE, 9, 9, None)
+    found = newest_sets_first(
+        [
+            record("run/1/.metadata", 3, Role.MARKER),
+            record("run/1/a", 1),
+            record("run/2/.metadata", 6, Role.MARKER),
+            record("run/2/a", 4),
+            record("run/2/b", 5),
+            record("run/c", 2),
+            tombstone,
+        ]
+    )
+    assert [each.name.key for each in found] == [
+        "run/2/.metadata",
+        "run/2/b",
+        "run/2/a",
+        "run/1/.metadata",
+        "run/1/a",
+        "run/c",
+    ]
