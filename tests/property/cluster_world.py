@@ -8,7 +8,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,7 +78,7 @@ SETTLE_S = 4.5
 GRACE_S = 20.0
 PROMISE_S = 20.0
 COPIES_COUNT = 2
-FREEZE_SHARE = 0.003
+FREEZE_SHARE = 0.005
 """Of the directory's answers, those after which the node that asked stands still for a while."""
 
 FOUND_LIMIT_S = 90.0
@@ -87,6 +87,13 @@ FOUND_LIMIT_S = 90.0
 END_LIMIT_S = 900.0
 
 T = TypeVar("T")
+
+
+@dataclass(eq=False, slots=True)
+class GoingIn:
+    """A request that puts a marker."""
+
+    name: ObjectName
 
 
 class World:
@@ -106,6 +113,8 @@ class World:
         self.kept: dict[str, dict[str, int]] = {}
         """For each version the nodes that said to hold it, with the life of their memory then."""
         self.stood: dict[ObjectName, str] = {}
+        self.flying: dict[GoingIn, str] = {}
+        """Puts of markers under way, each with a member of its set that was replaced meanwhile."""
         self.count = 0
         self.broken: list[str] = []
         self.is_origin_away = False
@@ -181,13 +190,18 @@ class World:
         return next(revision for revision, known in self.history[key] if known == uid)
 
     def _check_replaced(self, name: ObjectName) -> None:
-        role = self.role_of(name.key)
         for marker in self.objects:
-            scope = scope_of(marker.key)
-            is_beside = role is Role.MARKER and scope == scope_of(name.key)
-            is_over = self.role_of(marker.key) is Role.MARKER and name.key.startswith(scope) and not is_beside
-            if is_over and role is not Role.POINTER:
+            if self._speaks_for(marker, name):
                 self.broken.append(f"{name.key} was replaced while {marker.key} stood")
+        for flying in self.flying:
+            if self._speaks_for(flying.name, name):
+                self.flying[flying] = name.key
+
+    def _speaks_for(self, marker: ObjectName, name: ObjectName) -> bool:
+        role, scope = self.role_of(name.key), scope_of(marker.key)
+        is_beside = role is Role.MARKER and scope == scope_of(name.key)
+        is_over = self.role_of(marker.key) is Role.MARKER and name.key.startswith(scope) and not is_beside
+        return is_over and role is not Role.POINTER
 
     def _check_marker(self, marker: str, uid: str) -> None:
         committed = self.rank(marker, uid)
@@ -532,7 +546,7 @@ class Process:
         answer = await self.carry(call, self.world.rng.uniform(0.001, 0.02), lost, 0.004, 2.0)
         if self.world.rng.random() < FREEZE_SHARE and not self.world.is_over:
             # The worst moment: what was decided on this answer is done much later.
-            self.node.freeze(self.world.rng.uniform(0.1, 15.0))
+            self.node.freeze(self.world.rng.uniform(0.1, 30.0))
             await self.turn()
         return answer
 
@@ -615,9 +629,16 @@ class FarOrigin(ModelOrigin):
     async def _call(self, operation: str, name: ObjectName, happen: Callable[[], T]) -> T:
         process, rng = self._process, self._process.world.rng
 
+        going_in = GoingIn(name)
+        if process.world.role_of(name.key) is Role.MARKER and operation in ("put", "complete"):
+            process.world.flying[going_in] = ""
+
         def arrive() -> T:
             before = self.objects.get(name)
+            replaced = process.world.flying.pop(going_in, "")
             result = happen()
+            if replaced:
+                process.world.broken.append(f"{name.key} went in while {replaced} was replaced")
             if operation in ("put", "complete", "delete"):
                 process.world.happened(operation, name, before)
             return result
