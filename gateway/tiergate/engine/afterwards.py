@@ -29,10 +29,10 @@ class Afterwards:
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(AT_ONCE_COUNT)
 
-    @property
-    def count(self) -> int:
-        """How much is left open."""
-        return len(self._tasks)
+    async def settled(self) -> None:
+        """Wait until nothing is left open."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
     def add(self, work: Callable[[], Awaitable[bool]]) -> None:
         """Try `work` again and again, ever less often, until it says that it is done. It may fail with any

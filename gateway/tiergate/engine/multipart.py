@@ -37,6 +37,7 @@ from tiergate.engine.spill import Spill
 from tiergate.engine.writes import Writes, put_members
 from tiergate.errors import MemoryFullError, NotFoundError, RequestError, TooFewCopiesError
 from tiergate.model import Holder, Part, Upload, Version, new_uid
+from tiergate.replication.base import Copies, Notice
 from tiergate.s3.checksums import ALGORITHMS
 from tiergate.s3.etag import unquote
 from tiergate.s3.operations import render
@@ -231,12 +232,24 @@ class Multipart:
                 committed = await self._writes.guarded(call.name, role, conditions, ground, attempt, holding)
             self._writes.committed(call.name, version, committed)
             self._rooms.drop_parts(call.name, upload_id, unused)
+            self._release(upload, parts, holding.copies)
             return self._complete_answer(call, version.etag, put_members(version), memory_ack(holding.copies.count))
 
         if self._rooms.is_alone:
             return await here()
         # Parts may have to come from other nodes first.
         return await patient(here(), memory_ack(copies_count), call.target.resource, call.request_id)
+
+    def _release(self, upload: Upload, parts: Sequence[Part], copies: Copies) -> None:
+        """Tell those that hold parts, and are no holders of the whole."""
+        at: dict[Holder, list[str]] = {}
+        for part in parts:
+            for holder in part.at:
+                if holder not in copies.holders:
+                    at.setdefault(holder, []).append(part.body.uid)
+        for holder, body_uids in at.items():
+            notice = Notice(upload.name, upload.upload_id, tuple(body_uids))
+            self._rooms.replication.notice([holder], [notice])
 
     def _gathering(self, upload: Upload, parts: Sequence[Part]) -> Holding:
         """The bytes of an upload, to be held here and on enough other nodes. They are the upload's, whatever becomes of

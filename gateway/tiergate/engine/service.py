@@ -117,10 +117,9 @@ class Service:
         headers = {name: call.headers[name] for name in VOUCHED_HEADERS if name in call.headers}
         await self._rooms.origin.check_bucket(call.target.bucket, headers)
 
-    @property
-    def open_count(self) -> int:
-        """How many requests left something open that is not brought to its end yet."""
-        return self._afterwards.count
+    async def settled(self) -> None:
+        """Wait until all that requests left open is brought to its end."""
+        await self._afterwards.settled()
 
     async def close(self) -> None:
         """End what runs in the background of this process."""

@@ -41,8 +41,8 @@ class Through:
         self._rooms = rooms
         self.turn = turn
 
-    async def put(self, call: Call, described: Description, ground: Ground) -> Answer:
-        """PutObject straight to the origin.
+    async def put(self, call: Call, described: Description, ground: Ground, reason: str = "memory") -> Answer:
+        """PutObject straight to the origin. `reason`: for the metric.
 
         Raises:
             OverloadedError: its turn did not come in time, or the origin failed in the middle.
@@ -52,7 +52,7 @@ class Through:
             raise OverloadedError("no room for a body of unknown length", **log_name(call.name))
         role = self._rooms.markers.role_of(call.name, size)
         async with self.turn.taken(call.name, role, ground.start_revision) as base:
-            self._rooms.metrics.through_writes.inc(1, "memory")
+            self._rooms.metrics.through_writes.inc(1, reason)
             headers = await self._put_now(call, described, ground, size, role, base)
         headers[ACK_HEADER] = ACK_ORIGIN
         return Answer(200, headers)

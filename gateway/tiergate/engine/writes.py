@@ -75,8 +75,10 @@ class Writes:
             arrival = self._intake.reserve(
                 call.name, uid, uid, call.body.size_bytes, partial(self.is_current, call.name, uid)
             )
-        except (MemoryFullError, TooFewCopiesError):
+        except MemoryFullError:
             return await self._through.put(call, described, ground)
+        except TooFewCopiesError:
+            return await self._through.put(call, described, ground, "copies")
         async with arrival:
             taken = await self._intake.take(call.name, call.body, arrival)
             version = put_version(

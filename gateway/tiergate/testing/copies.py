@@ -7,7 +7,8 @@ embedded directory with what only a cluster's has: who holds a version, and comm
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import lmdb
@@ -15,6 +16,7 @@ import lmdb
 from tiergate.clock import Clock
 from tiergate.directory.base import Committed, Intent, Seen
 from tiergate.directory.embedded import EmbeddedDirectory
+from tiergate.directory.rows import LmdbRows
 from tiergate.errors import (
     DirectoryUnavailableError,
     HolderLostError,
@@ -36,11 +38,13 @@ T = TypeVar("T")
 
 
 class Peers:
-    """The nodes by name, and what is wrong with them. `epochs`: those that live."""
+    """The nodes by name, and what is wrong with them. `epochs`: those that live. What a node does for others a process
+    of its own does; `close` ends these."""
 
     def __init__(self, clock: Clock, memories: Mapping[str, Memory]) -> None:
         self.clock = clock
-        self.memories = dict(memories)
+        self.own = dict(memories)
+        self.memories = {name: memory.share() for name, memory in memories.items()}
         self.epochs = {name: number for number, name in enumerate(memories, 1)}
         self.full: set[str] = set()
         """These take no body."""
@@ -51,6 +55,11 @@ class Peers:
         self.commit_s = COMMIT_S
         """How long copies are promised for."""
         self.notices: list[tuple[Holder, Notice]] = []
+
+    def close(self) -> None:
+        """Let go of the memories."""
+        for memory in self.memories.values():
+            memory.close()
 
     def of(self, node: str) -> "PeersReplication":
         """What the engine of a node gets."""
@@ -123,7 +132,7 @@ class PeersCopying:
                 data[0] ^= 1
             try:
                 self._peers.passed(node, len(data))
-                receiving.write(data)
+                receiving.write(bytes(data))
             except (PeerError, MemoryFullError):
                 self._receiving.pop(node).abort()
 
@@ -217,7 +226,7 @@ class PeersReplication:
     async def _bring(self, node: str, holder: str, body: Body, at: Sequence[Holder]) -> None:
         """Have a body whole on a node."""
         await asyncio.sleep(0)
-        memory = self.peers.memories[node]
+        memory = self.peers.own[node] if node == self._node else self.peers.memories[node]
         if node != self._node and node in self.peers.full | self.peers.corrupt:
             raise PeerError("full, or not to be trusted", node=node)
         if not body.size_bytes or memory.hold_all([body.uid], holder, dirty=True):
@@ -287,18 +296,28 @@ class HoldersDirectory(EmbeddedDirectory):
         super().__init__(environment)
         self.held: dict[str, frozenset[Holder]] = {}
 
-    async def get(self, name: ObjectName) -> Seen:
-        await self._asked()
-        seen = await super().get(name)
-        return Seen(seen.record, seen.pending, seen.revision, seen.drops, dict(self.held))
+    @contextmanager
+    def _reading(self) -> Iterator[LmdbRows]:
+        self._answers()
+        with super()._reading() as rows:
+            yield rows
 
-    async def _asked(self) -> None:
-        await asyncio.sleep(0)
+    def _transact(self, transition: Callable[[LmdbRows], T]) -> T:
+        self._answers()
+        return super()._transact(transition)
+
+    def _answers(self) -> None:
         if self.is_away:
             raise DirectoryUnavailableError("away")
 
+    async def get(self, name: ObjectName) -> Seen:
+        await asyncio.sleep(0)
+        seen = await super().get(name)
+        return Seen(seen.record, seen.pending, seen.revision, seen.drops, dict(self.held))
+
     async def _commit(self, holders: Iterable[Holder], change: Callable[[], Awaitable[T]]) -> T:
-        await self._asked()
+        await asyncio.sleep(0)
+        self._answers()
         lost = [each for each in holders if not self.peers.lives(each)]
         if lost:
             raise HolderLostError("gone", node=lost[0].node)

@@ -9,7 +9,7 @@ from typing import Any, cast
 from tiergate.checkpoints.markers import Markers
 from tiergate.clock import SystemClock
 from tiergate.config import Machine, Settings, load
-from tiergate.directory.embedded import TABLE_NAMES
+from tiergate.directory.rows import TABLE_NAMES
 from tiergate.engine.calls import Answer, Call, Framing, Outgoing
 from tiergate.engine.current import foreign_version
 from tiergate.engine.rooms import Rooms
@@ -69,6 +69,9 @@ class BucketOrigin(ModelOrigin):
     def __init__(self) -> None:
         super().__init__()
         self.eager = True
+
+    def _etag(self) -> str:
+        return f"{next(self._numbers):032x}"
 
     async def get_bucket(self, name: str, now_s: float) -> Bucket:
         return Bucket(name, "us-east-1", False, now_s)
@@ -181,8 +184,9 @@ class Node:
         return not (stats.dirty_bytes or stats.receiving_bytes or stats.reserved_bytes or stats.pinned_bytes)
 
     def claims(self) -> list[str]:
-        """The holders that this process vouches for."""
-        return sorted({holder.decode() for _, holder, row in self.memory._holders() if row.claim})
+        """The holders that the engine's process vouches for."""
+        token = self.memory.token
+        return sorted({holder.decode() for _, holder, row in self.memory._holders() if row.claim == token})
 
     def counted(self, metric: str) -> float:
         return sum(series.values[0] for series in self.metrics.store.read() if series.name == f"tiergate_{metric}")
@@ -222,10 +226,16 @@ class Cluster:
         etag = self.origin.put_foreign(name_of(key), data)
         await self.directory.persisted(name_of(key), uid, etag, self.clock.wall_s())
 
+    async def persist_old(self, key: str, data: bytes) -> None:
+        """The origin has this, and the directory knows."""
+        self.origin.put_foreign(name_of(key), data)
+        await self.nodes["a"].ask("HeadObject", "HEAD", key)
+
     async def close(self) -> None:
         for node in self.nodes.values():
             await node.service.close()
         problems = [problem for memory in self.memories.values() for problem in audit(memory.store)]
+        self.peers.close()
         for memory in self.memories.values():
             memory.close()
         self.directory.close()

@@ -1,14 +1,18 @@
 """Writes of a node in a cluster: on how many nodes they are, what they say, and what is left of those that fail."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 from tests.unit.engine.cluster import Cluster, content, name_of
 
+from tiergate.directory.base import Committed, Intent
 from tiergate.engine import holding
 from tiergate.errors import OutcomeUnknownError, PreconditionError, TooFewCopiesError
-from tiergate.model import Holder
+from tiergate.model import Body, Holder, ObjectName, Version
+from tiergate.replication.base import Copies, Copying
+from tiergate.testing.directory_contract.values import make_intent
 
 ACK = "x-tiergate-ack"
 DATA = content(200_000)
@@ -82,7 +86,7 @@ async def test_holder_lost_before_the_commit_is_replaced(cluster: Cluster, monke
     peers, put = cluster.peers, cluster.directory.put
     lost: list[Holder] = []
 
-    async def put_late(name, version, intent):  # type: ignore[no-untyped-def]
+    async def put_late(name: ObjectName, version: Version, intent: Intent) -> Committed:
         if not lost:
             lost.append(intent.holders[1])
             peers.kill(intent.holders[1].node)
@@ -98,7 +102,7 @@ async def test_holders_that_keep_going_are_given_up(cluster: Cluster, monkeypatc
     put = cluster.directory.put
     tries = 0
 
-    async def put_late(name, version, intent):  # type: ignore[no-untyped-def]
+    async def put_late(name: ObjectName, version: Version, intent: Intent) -> Committed:
         nonlocal tries
         tries += 1
         cluster.peers.begin_anew(intent.holders[1].node)
@@ -116,7 +120,7 @@ async def test_promise_that_is_over_is_asked_for_anew(cluster: Cluster, monkeypa
     replication = cluster["a"].rooms.replication
     spread = replication.spread
 
-    async def renewed(*args, **more):  # type: ignore[no-untyped-def]
+    async def renewed(*args: Any, **more: Any) -> Copies:
         cluster.peers.commit_s = 30.0
         return await spread(*args, **more)
 
@@ -140,11 +144,11 @@ async def test_replaced_version_stays_for_readers_and_its_holders_are_told(clust
 async def test_failed_condition_gives_back_here_and_on_peers(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     take = cluster["a"].rooms.replication.begin
 
-    def begin(*args):  # type: ignore[no-untyped-def]
+    def begin(*args: Any) -> Copying:
         copying = take(*args)
         seal = copying.seal
 
-        async def raced(body):  # type: ignore[no-untyped-def]
+        async def raced(body: Body) -> Copies:
             await cluster["b"].put("k", b"first")
             return await seal(body)
 
@@ -171,8 +175,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 async def settled(cluster: Cluster) -> None:
     async with asyncio.timeout(30):
         for node in cluster.nodes.values():
-            while node.service.open_count:
-                await asyncio.sleep(0.005)
+            await node.service.settled()
 
 
 @pytest.mark.usefixtures("soon")
@@ -226,11 +229,7 @@ async def test_unknown_outcome_of_a_part(cluster: Cluster, happened: bool) -> No
 # -- cancelled at each of its suspensions
 
 
-class Interrupted(Exception):
-    """A step count was reached."""
-
-
-async def cancelled_at(step: int, work) -> bool:  # type: ignore[no-untyped-def]
+async def cancelled_at(step: int, work: Coroutine[Any, Any, object]) -> bool:
     """Run work, cancelled when it is suspended for the `step`th time; False if it is done before."""
     task = asyncio.create_task(work)
     for _ in range(step):
@@ -248,29 +247,99 @@ async def cancelled_at(step: int, work) -> bool:  # type: ignore[no-untyped-def]
     return True
 
 
+async def drop(cluster: Cluster, key: str) -> bool:
+    """Have nothing left of a key; whether there was something."""
+    record = (await cluster.directory.get(name_of(key))).record
+    if record is None or record.version is None:
+        return False
+    await cluster.directory.delete(name_of(key), make_intent())
+    for node in cluster.nodes.values():
+        node.memory.drop(record.version.uid, [part.body.uid for part in record.version.parts])
+    return True
+
+
 @pytest.mark.usefixtures("soon")
 async def test_put_cancelled_anywhere_leaves_nothing_or_the_whole(cluster: Cluster) -> None:
-    step, committed = 1, 0
+    step, committed_count = 1, 0
     while await cancelled_at(step, cluster["a"].put(f"k{step}", DATA)):
         await settled(cluster)
-        key = f"k{step}"
-        record = (await cluster.directory.get(name_of(key))).record
-        if record is None:
-            assert all(cluster[node].is_empty() for node in "abc"), step
-        else:
-            committed += 1
-            assert (await cluster["a"].get(key))[1] == DATA
-            assert cluster["a"].claims() == []
-            held = cluster.directory.held.pop(record.version.uid)  # type: ignore[union-attr]
-            await cluster.directory.delete(name_of(key), intent())
-            for holder in held:
-                cluster[holder.node].memory.drop(record.version.uid, [part.body.uid for part in record.version.parts])  # type: ignore[union-attr]
+        assert cluster["a"].claims() == []
+        if (await cluster.directory.get(name_of(f"k{step}"))).record is not None:
+            assert (await cluster["a"].get(f"k{step}"))[1] == DATA
+            committed_count += await drop(cluster, f"k{step}")
+        assert all(cluster[node].is_empty() for node in "abc"), step
         step += 1
     assert step > 10
-    assert committed >= 1
+    assert committed_count
 
 
-def intent():  # type: ignore[no-untyped-def]
-    from tiergate.testing.directory_contract.values import make_intent
+@pytest.mark.usefixtures("soon")
+async def test_failing_put_cancelled_anywhere_leaves_nothing(cluster: Cluster) -> None:
+    """Also where what is cancelled is the giving back."""
+    cluster.peers.full.add("b")
+    cluster.peers.dies_after["c"] = 100_000
+    step = 1
+    while True:
+        cluster.peers.epochs.setdefault("c", 3)
+        cluster.peers.dies_after["c"] = 100_000
+        try:
+            if not await cancelled_at(step, cluster["a"].put(f"k{step}", DATA)):
+                break
+        except TooFewCopiesError:
+            break
+        assert cluster["a"].is_empty(), step
+        assert cluster["c"].is_empty(), step
+        step += 1
+    assert step > 10
 
-    return make_intent()
+
+@pytest.mark.usefixtures("soon")
+async def test_part_cancelled_anywhere_leaves_nothing_or_the_whole(cluster: Cluster) -> None:
+    upload_id = await cluster["a"].create("k")
+    step = 1
+    while await cancelled_at(step, cluster["a"].part("k", upload_id, step, DATA)):
+        await settled(cluster)
+        assert cluster["a"].claims() == []
+        kept = {part.body.uid for part in await cluster.directory.list_parts(upload_id)}
+        for node in "abc":
+            stats = cluster[node].memory.stats()
+            assert not stats.receiving_bytes, step
+            assert stats.bodies <= len(kept), step
+        assert cluster["a"].memory.stats().bodies == len(kept), step
+        step += 1
+    assert step > 10
+
+
+@pytest.mark.usefixtures("soon")
+async def test_copy_cancelled_anywhere_leaves_nothing_or_the_whole(cluster: Cluster) -> None:
+    await cluster["a"].put("source", DATA)
+    headers = {"x-amz-copy-source": "/bucket/source"}
+    source_uid = await cluster.uid("source")
+    step = 1
+    while await cancelled_at(step, cluster["a"].ask("CopyObject", "PUT", f"k{step}", headers=headers)):
+        await settled(cluster)
+        assert cluster["a"].claims() == []
+        await drop(cluster, f"k{step}")
+        assert {holder for _, holder, _ in cluster["a"].memory._holders()} == {source_uid.encode()}, step
+        step += 1
+    assert step > 5
+
+
+async def test_alone_nothing_is_different(start: Callable[..., Cluster]) -> None:
+    cluster = start(1, alone=True)
+    answer = await cluster["a"].put("k", DATA)
+    assert answer.headers[ACK] == "memory:1"
+    uid = await cluster.uid("k")
+    assert cluster.directory.held[uid] == frozenset()
+    await cluster["a"].put("k", b"new")
+    assert not cluster["a"].holds(uid, dirty=True)
+    assert not cluster["a"].holds(uid, dirty=False)
+    assert cluster["a"].rooms.step_holder == cluster["a"].memory.token
+    deleted = await cluster["a"].ask("DeleteObject", "DELETE", "k")
+    assert deleted.headers[ACK] == "memory:1"
+    assert cluster["a"].is_empty()
+
+
+def test_step_says_whose_it_is(cluster: Cluster) -> None:
+    rooms = cluster["b"].rooms
+    assert rooms.step_holder == f"b@{cluster.peers.epochs['b']}/{rooms.memory.token}"
