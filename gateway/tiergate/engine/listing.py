@@ -6,6 +6,7 @@ The directory is read before the origin: whatever finished its write-back in bet
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from typing import Any
 
+from tiergate.engine.atonce import for_each
 from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call
 from tiergate.engine.outage import AWAY, Outage
@@ -148,15 +149,15 @@ class Listings:
 
     async def _own(self, bucket: str, items: Iterable[Entry | CommonPrefix]) -> list[Entry | CommonPrefix]:
         """The origin's items; those that are our clean versions with the identity they always had (P6)."""
-        found: list[Entry | CommonPrefix] = []
-        for item in items:
+
+        async def own(item: Entry | CommonPrefix) -> Entry | CommonPrefix:
             if isinstance(item, Entry):
                 record = (await self._rooms.directory.get(ObjectName(bucket, item.key))).record
                 if record and record.version and record.state is State.CLEAN and record.origin_etag == item.etag:
-                    found.append(entry_of(item.key, record.version, item.owner_id))
-                    continue
-            found.append(item)
-        return found
+                    return entry_of(item.key, record.version, item.owner_id)
+            return item
+
+        return await for_each(self._rooms, list(items), own)
 
     async def _stands(self, bucket: str, doubt: Doubt) -> bool:
         """Whether the origin holds a key under the prefix that was not deleted."""

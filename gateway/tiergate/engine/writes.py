@@ -7,6 +7,7 @@ from typing import Any
 
 from tiergate.directory.base import Committed, Intent
 from tiergate.engine.acks import ACK_HEADER, memory_ack
+from tiergate.engine.atonce import for_each
 from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call
 from tiergate.engine.current import Resolver
@@ -233,16 +234,25 @@ class Writes:
             return await self._forwarding.settled(call, names)
         deleted: list[dict[str, Any]] = []
         errors: list[dict[str, Any]] = []
-        for name, item in zip(names, wanted, strict=True):
+
+        async def delete(pair: tuple[ObjectName, dict[str, Any]]) -> TiergateError | None:
+            name, item = pair
             try:
                 check_key(name.key)
                 conditions = WriteConditions(if_match=item.get("ETag"))
                 ground = await self.ground(name, conditions)
                 await self._delete(name, conditions, ground)
-                deleted.append({"Key": name.key})
             except (DirectoryUnavailableError, FencedError, MembershipOverError):
                 raise  # It is so for all keys, and what is deleted already may be deleted again.
             except TiergateError as error:
+                return error
+            return None
+
+        pairs = list(zip(names, wanted, strict=True))
+        for name, error in zip(names, await for_each(self._rooms, pairs, delete), strict=True):
+            if error is None:
+                deleted.append({"Key": name.key})
+            else:
                 errors.append({"Key": name.key, "Code": error_code(error), "Message": error_message(error)})
         if call.params["Delete"].get("Quiet"):
             deleted = []

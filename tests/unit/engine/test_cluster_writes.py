@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.unit.engine.cluster import Cluster, content, name_of
@@ -343,3 +343,31 @@ async def test_alone_nothing_is_different(start: Callable[..., Cluster]) -> None
 def test_step_says_whose_it_is(cluster: Cluster) -> None:
     rooms = cluster["b"].rooms
     assert rooms.step_holder == f"b@{cluster.peers.epochs['b']}/{rooms.memory.token}"
+
+
+async def test_deletions_of_many_and_a_listing_of_many(cluster: Cluster) -> None:
+    keys = [f"k{number:03}" for number in range(100)]
+    for number, key in enumerate(keys):
+        await cluster["abc"[number % 3]].put(key, b"x")
+        await cluster.persist(key, b"x")
+    _, body = await cluster["b"].get("k000")
+    assert body == b"x"
+    own = {key: (await cluster.directory.get(name_of(key))).record for key in keys}
+    listing = await cluster["a"].ask("ListObjectsV2", "GET", "", query=[("list-type", "2")])
+    text = bytes(cast(bytes, listing.body)).decode()
+    for key in keys:  # Their own ETags, not the origin's.
+        record = own[key]
+        assert record is not None
+        assert record.version is not None
+        assert f"<Key>{key}</Key>" in text
+        assert record.version.etag in text
+    named = "".join(f"<Object><Key>{key}</Key></Object>" for key in keys)
+    answer = await cluster["c"].ask(
+        "DeleteObjects", "POST", "", query=[("delete", "")], document=f"<Delete>{named}</Delete>".encode()
+    )
+    assert answer.headers[ACK] == "memory:2"
+    told = bytes(cast(bytes, answer.body)).decode()
+    assert [part.partition("</Key>")[0] for part in told.split("<Key>")[1:]] == keys
+    for key in keys:
+        record = (await cluster.directory.get(name_of(key))).record
+        assert record is None or record.version is None

@@ -1,0 +1,76 @@
+"""Steps in the origin: they end, and doubts are noted, also where the directory does not take that at once."""
+
+from collections.abc import Callable
+
+import pytest
+from tests.unit.engine.cluster import Cluster, content, name_of
+
+from tiergate.errors import DirectoryUnavailableError, FencedError, OverloadedError
+from tiergate.model import Step
+
+DATA = content(50_000)
+
+
+@pytest.fixture
+def one(start: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """A cluster of which one node is left: what it writes goes through."""
+    monkeypatch.setattr("tiergate.engine.afterwards.FIRST_PAUSE_S", 0.01)
+    cluster = start(2, replicas_count="2", through_wait_s="100ms")
+    cluster.peers.kill("b")
+    return cluster
+
+
+async def test_write_stands_though_its_step_ends_later(one: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    end, tries = one.directory.end_step, 0
+
+    async def end_late(step: Step) -> None:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise DirectoryUnavailableError("away")
+        assert step.holder == one["a"].rooms.step_holder
+        await end(step)
+
+    monkeypatch.setattr(one.directory, "end_step", end_late)
+    answer = await one["a"].put("k", DATA)
+    assert answer.headers["x-tiergate-ack"] == "origin"
+    assert len(await one.directory.steps()) == 1
+    await one["a"].service.settled()
+    assert await one.directory.steps() == []
+
+
+async def test_commit_that_fails_after_the_origin_took_the_write_leaves_a_doubt(
+    one: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await one["a"].put("k", b"old")
+    put_through = one.directory.put_through
+
+    async def away(*_: object) -> None:
+        raise DirectoryUnavailableError("away")
+
+    monkeypatch.setattr(one.directory, "put_through", away)
+    with pytest.raises(OverloadedError):
+        await one["a"].put("k", DATA)
+    monkeypatch.setattr(one.directory, "put_through", put_through)
+    assert one.origin.objects[name_of("k")].data == DATA
+    assert (await one["a"].get("k"))[1] == DATA
+    assert await one.directory.steps() == []
+
+
+async def test_fenced_settling_of_a_set_is_no_error(one: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    async def fenced(*_: object) -> None:
+        nonlocal asked
+        asked += 1
+        raise FencedError("another node's")
+
+    monkeypatch.setattr(one.directory, "settled_set", fenced)
+    await one["a"].put("run/.metadata", b"first")
+    # A clean marker is withdrawn, and so owed again, disturbed.
+    uid = await one.uid("run/.metadata")
+    assert await one.directory.withdraw(name_of("run/.metadata"), uid, one.clock.wall_s()) is not None
+    with pytest.raises(OverloadedError):
+        await one["a"].put("run/.metadata", b"second")
+    assert asked
+    assert await one.directory.steps() == []
