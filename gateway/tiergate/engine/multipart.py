@@ -142,11 +142,19 @@ class Multipart:
 
     def reserve(self, upload: Upload, uid: str, size_bytes: int | None) -> Arrival:
         """Room for a part's body; as `Intake.reserve`."""
-        known = partial(self._has_part, upload.upload_id, uid)
+        known = partial(self._knows_part, upload, uid)
         return self._intake.reserve(upload.name, uid, upload.upload_id, size_bytes, known)
 
-    async def _has_part(self, upload_id: str, uid: str) -> bool:
-        return any(part.body.uid == uid for part in await self._rooms.directory.list_parts(upload_id))
+    async def _knows_part(self, upload: Upload, uid: str) -> bool:
+        """Whether the directory has a part: of the upload, or of the version that it became."""
+        directory = self._rooms.directory
+        if any(part.body.uid == uid for part in await directory.list_parts(upload.upload_id)):
+            return True
+        record = (await directory.get(upload.name)).record
+        version = record.version if record is not None else None
+        if version is None or version.uid != upload.upload_id:
+            return False
+        return any(part.body.uid == uid for part in version.parts)
 
     async def keep_part(
         self, upload: Upload, number: int, arrival: Arrival, taken: Taken, known_etag: str = ""

@@ -15,7 +15,15 @@ from tiergate.engine.ground import Ground, WriteConditions
 from tiergate.engine.proved import CheckedBody
 from tiergate.engine.rooms import Rooms, log_name
 from tiergate.engine.through import Through, condition_of
-from tiergate.errors import IntegrityError, NotFoundError, OriginError, OriginRefusedError, OverloadedError
+from tiergate.errors import (
+    DirectoryUnavailableError,
+    IntegrityError,
+    NotFoundError,
+    OriginError,
+    OriginRefusedError,
+    OutcomeUnknownError,
+    OverloadedError,
+)
 from tiergate.model import ObjectName, OriginUpload, Part, Role, Step, Upload, Version, new_uid
 from tiergate.observe.logs import get_logger
 from tiergate.origin.client import Condition
@@ -62,7 +70,9 @@ class Spill:
         created = await self._rooms.origin.create_multipart_upload(upload.name, headers, tries)
         try:
             kept = await self._rooms.directory.note_spill(upload.upload_id, created)
-        except NotFoundError:
+        except OutcomeUnknownError:
+            raise  # It may be this one that later parts go to.
+        except (NotFoundError, DirectoryUnavailableError):
             await self._rooms.origin.abort_multipart_upload(upload.name, created)
             raise
         if tries.count > 1:

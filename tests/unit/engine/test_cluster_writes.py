@@ -226,6 +226,27 @@ async def test_unknown_outcome_of_a_part(cluster: Cluster, happened: bool) -> No
     assert cluster["a"].claims() == []
 
 
+@pytest.mark.usefixtures("soon")
+async def test_unknown_outcome_of_a_part_that_is_completed_meanwhile(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tiergate.engine.afterwards.FIRST_PAUSE_S", 0.3)
+    upload_id = await cluster["a"].create("k")
+    cluster.directory.lose_answer = True
+    with pytest.raises(OutcomeUnknownError):
+        await cluster["a"].part("k", upload_id, 1, DATA)
+    cluster.directory.is_away = True
+    await asyncio.sleep(0)  # The first look at it finds out nothing.
+    cluster.directory.is_away = False
+    (part,) = await cluster.directory.list_parts(upload_id)
+    assert cluster["a"].claims() == [upload_id]
+    await cluster["b"].complete("k", upload_id, {1: part.etag})
+    await settled(cluster)
+    for node in {"a"} | await cluster.holders("k"):
+        assert cluster[node].holds(upload_id, dirty=True)
+    assert cluster["a"].claims() == []
+
+
 # -- cancelled at each of its suspensions
 
 
