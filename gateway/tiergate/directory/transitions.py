@@ -13,7 +13,6 @@ from tiergate.errors import ConflictError, FencedError
 from tiergate.model import (
     NO_BASE,
     UNKNOWN_BASE,
-    Holder,
     Kind,
     ObjectName,
     OriginUpload,

@@ -8,7 +8,7 @@ from tiergate.policy.rendezvous import ranked
 
 
 def rank(text: str, nodes: Iterable[Node]) -> list[Node]:
-    """The nodes in the order in which `text` falls to them. Without one of them, the order of the others is the same."""
+    """The nodes in the order in which `text` falls to them. Without one of them, that of the others is the same."""
     by_name = {node.name: node for node in nodes}
     return [by_name[name] for name in ranked(text, by_name)]
 
