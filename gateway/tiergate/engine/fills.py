@@ -238,7 +238,7 @@ class Fills:
         if is_corrupt:
             self._rooms.metrics.integrity_failures.inc(1, "origin" if peer is None else "peer")
         if peer is not None:
-            self._rooms.metrics.peer_failures.inc(1, "corrupt" if is_corrupt else "silent")
+            self._rooms.metrics.read_peer_failures.inc(1, "corrupt" if is_corrupt else "silent")
 
     def _given_up(self, source: Source, index: int, peer: Holder, error: TiergateError) -> PeerFailedError:
         source.route.give_up(peer)

@@ -143,7 +143,7 @@ class Metrics:
         self.filled_bytes = counter("read_filled_bytes", "bytes", "Bytes fetched from the origin into memory.")
         self.peer_fills = counter("read_peer_fills", "blocks", "Blocks fetched from peers into memory.")
         self.peer_filled_bytes = counter("read_peer_filled_bytes", "bytes", "Bytes fetched from peers into memory.")
-        self.peer_failures = counter(
+        self.read_peer_failures = counter(
             "read_peer_failures", "reads", "Peers given up by a read: `silent` or `corrupt`.", "reason"
         )
         self.shared_fills = counter(
