@@ -105,19 +105,26 @@ class Cluster:
             if not self.alone:
                 self._etcd = stack.enter_context(EtcdServer(self.members_count, host=self.standing.etcd_host))
             network.heal()
-            for index in range(self.nodes_count):
-                self._add(stack, f"n{index}")
+            names = [f"n{index}" for index in range(self.nodes_count)]
+            self.nodes = {name: self._make(stack, name) for name in names}
+            with ThreadPoolExecutor(len(names)) as pool:
+                starts = {name: pool.submit(node.__enter__) for name, node in self.nodes.items()}
+            for name, start in starts.items():
+                if start.exception() is None:  # else it has cleaned up after itself
+                    stack.push(self.nodes[name])
+            for start in starts.values():
+                start.result()
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _add(self, stack: ExitStack, name: str) -> None:
+    def _make(self, stack: ExitStack, name: str) -> RunningNode:
         network = self.standing.network
         place = self.places[name] = network.place(name)
         stack.callback(network.leave, place)
-        node = RunningNode(
+        return RunningNode(
             self.standing.proxy.endpoint,
             flags=(*FLAGS, *self._member_flags(name, place), *self.flags),
             memory_limit=self.memory_limits.get(name, self.memory_limit),
@@ -128,7 +135,6 @@ class Cluster:
             ports=PORTS,
             enter=place.enter,
         )
-        self.nodes[name] = stack.enter_context(node)
 
     def _member_flags(self, name: str, place: Place) -> list[str]:
         if self.alone:

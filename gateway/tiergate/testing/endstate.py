@@ -50,7 +50,7 @@ class End:
     def problems(self) -> list[str]:
         """Wait until all is settled, then say what is wrong; empty if all is well."""
         unsettled = self._settle()
-        return [*unsettled, *self._objects(), *self._origin(), *self._memory(), *self._directory()]
+        return [*unsettled, *self._objects(), *self._origin(), *self._memory()]
 
     # -- waiting
     def _settle(self) -> list[str]:
@@ -66,6 +66,9 @@ class End:
         found = []
         for name, node in self.nodes.items():
             status = node.status()
+            if "writeback" not in status:
+                found.append(f"{name} is no member yet: {status}")
+                continue
             writeback, memory = status["writeback"], status["memory"]
             for what in ("pending", "in_flight"):
                 if writeback[what]:
@@ -76,6 +79,10 @@ class End:
         for table in OWED if self.etcd else ():
             rows = [each for each in self._rows(table) if not self._is_lost(each.key)]
             found += [f"etcd has {bytes(each.key)!r}" for each in rows[:5]]
+        if self.etcd:
+            members = {bytes(each.key).rpartition(b"/")[2].decode() for each in self._rows("n")}
+            if members != set(self.nodes):
+                found.append(f"members are {sorted(members)}, alive are {sorted(self.nodes)}")
         uploads = uploads_of(self.origin, self.bucket)
         if uploads:
             found.append(f"uploads in the origin: {uploads}")
@@ -152,16 +159,6 @@ class End:
             broken = node.metric("tiergate_http_broken_invariants_total")
             if broken:
                 found.append(f"{name} met {broken:g} broken invariants: {node.log_tail()}")
-        return found
-
-    def _directory(self) -> list[str]:
-        """The directory knows the living nodes and no others, and nothing is said to be held by others."""
-        if self.etcd is None:
-            return []
-        found = []
-        members = {bytes(each.key).rpartition(b"/")[2].decode() for each in self._rows("n")}
-        if members != set(self.nodes):
-            found.append(f"members are {sorted(members)}, alive are {sorted(self.nodes)}")
         return found
 
 
