@@ -216,7 +216,7 @@ class Cluster:
         self.standing.network.cut(self.places[one], *(self.places[other] for other in others))
 
     # -- judging
-    def end(self, *, but: Sequence[str] = (), **options: Any) -> None:
+    def end(self, *, but: Sequence[str] = (), swept: bool | None = None, **options: Any) -> None:
         """What must hold in the end (`tiergate.testing.endstate`) holds, of all nodes `but` these, which are dead.
 
         Raises:
@@ -230,7 +230,8 @@ class Cluster:
             self.direct,
             self._etcd,
             lambda: self.standing.proxy.requests,
-            **({"swept": self.alone} | options),
+            swept=self.alone if swept is None else swept,
+            **options,
         )
         problems = end.problems()
         least = {f"memory:{count}" for count in range(1, 1 if self.alone else self.copies_count)}
