@@ -270,7 +270,7 @@ class World:
         stuck = {name.key for name in tables.pending}
         expected = {key: commits[-1][1] for key, commits in self.history.items() if key not in stuck}
         found = {name.key: held.uid for name, held in self.objects.items() if name.key not in stuck}
-        assert found == {key: uid for key, uid in expected.items() if uid}
+        assert found == {key: uid for key, uid in expected.items() if uid}, self.history
         assert all(held.data == self.bytes_of[held.uid] for held in self.objects.values())
         if not tables.pending:
             assert not any(node.dirty_bytes() for node in self.nodes.values()), "bytes that nobody owes stay dirty"

@@ -108,11 +108,18 @@ class Survivors:
         self._absences.see(named, live, now_s)
         await self._take_over(owed, me, live, now_s)
         for step in steps:
-            if self._absences.gone_s(Actor.parse(step.holder).holder, now_s) >= self._patience.settle_s:
+            if self._is_over(Actor.parse(step.holder), me, now_s):
                 if step.through:
                     await doubt(self._directory, step.name)
                 await self._directory.end_step(step)
         return bool(named - live.still(named))
+
+    def _is_over(self, actor: Actor, me: Holder, now_s: float) -> bool:
+        """Whether who announced a step is dead, and nothing of it can come any more."""
+        is_neighbour = actor.holder is not None and actor.holder.node == me.node and actor.token != ""
+        if is_neighbour and not self._memory.is_alive(actor.token):
+            return True
+        return self._absences.gone_s(actor.holder, now_s) >= self._patience.settle_s
 
     # -- what others owed
     async def _orphans(self, me: Holder, live: Live) -> list[Pending]:
