@@ -155,7 +155,9 @@ class Sender:
         base = write.base
         if base == UNKNOWN_BASE or write.begun:
             there = await self._origin.head_object(write.name)
-            if there is not None and there.stamp is not None and there.stamp.uid == write.uid:
+            is_there = there is not None and there.stamp is not None and there.stamp.uid == write.uid
+            # A withdrawn marker that stands is being taken away, or was about to be: it goes in once more.
+            if there is not None and is_there and not write.withdrawn:
                 return write, there.etag
             found = there.etag if there else NO_BASE
             if found != base and base != UNKNOWN_BASE and write.conditional:
