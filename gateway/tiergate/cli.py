@@ -1,8 +1,8 @@
 """The command line: the only place that prints or decides an exit status.
 
 Exit statuses: 0 success; 1 the node could not start or had to end, or the test or the demo failed; 2 wrong
-configuration or usage; 3 another node has the memory folder; 4 `status` found no node, or one that does not answer as
-it should."""
+configuration or usage; 3 another node has the memory folder; 4 `status` or `prefetch` found no node, or one that does
+not answer as it should. `prefetch` fails with 1 unless all is in memory."""
 
 # ruff: noqa: T201 - this is the place that prints
 
@@ -12,14 +12,17 @@ import json
 import os
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from tiergate import __version__, config
 from tiergate.child import Folders, run_child
-from tiergate.config import DECLARATIONS, Loaded
+from tiergate.clock import SystemClock
+from tiergate.config import DECLARATIONS, Loaded, Settings
 from tiergate.config.declare import show_value
 from tiergate.errors import ConfigError, TiergateError
 from tiergate.observe import logs
@@ -30,7 +33,10 @@ if TYPE_CHECKING:
     from tiergate.selftest import Result
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_BUSY, EXIT_UNREACHABLE = range(5)
-_STATUS_TIMEOUT_S = 10.0
+_ANSWER_TIMEOUT_S = 10.0
+
+_PROGRESS_LINE_S = 5.0
+"""How often a prefetch says how far it is where nobody sees a bar."""
 
 
 class _UsageError(Exception):
@@ -106,13 +112,9 @@ def _check_config(options: argparse.Namespace, unknown: list[str]) -> int:
 
 def _status(options: argparse.Namespace, unknown: list[str]) -> int:
     settings = _load(options, unknown).settings
-    url = f"http://{settings.admin_listen}"
-    if settings.admin_listen.port == 0:
-        node_file = Folders(settings.memory_dir).node_file
-        try:
-            url = json.loads(node_file.read_text())["admin"]
-        except (OSError, ValueError, KeyError):
-            return _fail(EXIT_UNREACHABLE, f"no node serves from {settings.memory_dir}")
+    url = _admin_url(settings)
+    if url is None:
+        return _fail(EXIT_UNREACHABLE, f"no node serves from {settings.memory_dir}")
     try:
         status = _fetch(f"{url}/status")
     except (OSError, ValueError) as error:
@@ -122,6 +124,25 @@ def _status(options: argparse.Namespace, unknown: list[str]) -> int:
     else:
         _print_tables(status)
     return EXIT_OK
+
+
+def _prefetch(options: argparse.Namespace, unknown: list[str]) -> int:
+    place = urllib.parse.urlsplit(options.uri)
+    if place.scheme != "s3" or not place.netloc:
+        raise _UsageError(f"{options.uri} is not of the form s3://BUCKET/PREFIX")
+    prefix = options.uri.removeprefix(f"s3://{place.netloc}").removeprefix("/")
+    settings = _load(options, unknown).settings
+    url = _admin_url(settings)
+    if url is None:
+        return _fail(EXIT_UNREACHABLE, f"no node serves from {settings.memory_dir}")
+    query = urllib.parse.urlencode({"bucket": place.netloc, "prefix": prefix})
+    try:
+        with _ask(urllib.request.Request(f"{url}/prefetch?{query}", method="POST")) as answer:
+            return _follow(options.uri, map(_object, answer))
+    except urllib.error.HTTPError as error:
+        return _fail(EXIT_FAILED, f"{options.uri} is not prefetched: {_reason(error)}")
+    except (OSError, ValueError) as error:
+        return _fail(EXIT_UNREACHABLE, f"no answer from {url}: {getattr(error, 'reason', None) or error}")
 
 
 def _demo(words: list[str]) -> int:
@@ -171,11 +192,13 @@ def _parser() -> _Parser:
     check.add_argument("--show", action="store_true", help="print every setting and where it comes from")
     status = commands.add_parser("status", help="show what a running node does", allow_abbrev=False)
     status.add_argument("--json", action="store_true", help="print JSON")
+    prefetch = commands.add_parser("prefetch", help="bring a prefix into a running node's memory", allow_abbrev=False)
+    prefetch.add_argument("uri", metavar="s3://BUCKET/PREFIX", help="all keys that begin so")
     test = commands.add_parser("test", help="test whether an endpoint behaves like S3", allow_abbrev=False)
     test.set_defaults(command=_test)
     _add_test_options(test, os.environ)
     commands.add_parser("demo", help="show the product on this machine", add_help=False)
-    for command, run in ((serve, _serve), (check, _check_config), (status, _status)):
+    for command, run in ((serve, _serve), (check, _check_config), (status, _status), (prefetch, _prefetch)):
         command.set_defaults(command=run)
         _add_settings(command)
     return parser
@@ -225,22 +248,94 @@ def _unknown_flags(words: list[str]) -> list[str]:
     return wrong
 
 
-# -- the status of a node
-def _fetch(url: str) -> Mapping[str, object]:
+# -- a running node
+def _admin_url(settings: Settings) -> str | None:
+    """Where a node answers on its admin address; None if no node serves from the memory folder."""
+    if settings.admin_listen.port:
+        return f"http://{settings.admin_listen}"
+    try:
+        url: str = json.loads(Folders(settings.memory_dir).node_file.read_text())["admin"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return url
+
+
+def _ask(request: urllib.request.Request) -> HTTPResponse:
     """What the admin address answers, without a proxy in between.
+
+    Raises:
+        OSError: nobody answers, or with an error.
+    """
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    return cast("HTTPResponse", opener.open(request, timeout=_ANSWER_TIMEOUT_S))
+
+
+def _object(document: bytes) -> Mapping[str, Any]:
+    """A JSON object.
+
+    Raises:
+        ValueError: it is none.
+    """
+    answer = json.loads(document)
+    if not isinstance(answer, dict):
+        raise ValueError("the answer is not a JSON object")
+    return cast("Mapping[str, Any]", answer)
+
+
+def _fetch(url: str) -> Mapping[str, Any]:
+    """A document of the admin address.
 
     Raises:
         OSError: nobody answers, or with an error.
         ValueError: the answer is not a JSON object.
     """
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=_STATUS_TIMEOUT_S) as response:
-        answer = json.load(response)
-    if not isinstance(answer, dict):
-        raise ValueError("the answer is not a JSON object")
-    return cast("Mapping[str, object]", answer)
+    with _ask(urllib.request.Request(url)) as response:
+        return _object(response.read())
 
 
+def _reason(error: urllib.error.HTTPError) -> str:
+    """What an error's answer says."""
+    try:
+        return str(_object(error.read())["error"])
+    except (OSError, ValueError, KeyError):
+        return f"{error.code} {error.reason}"
+
+
+def _follow(uri: str, lines: Iterator[Mapping[str, Any]]) -> int:
+    """Show how far a prefetch is until it is over; the exit status that says whether all is in memory."""
+    from rich.console import Console
+    from rich.filesize import decimal
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    console = Console()
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    line: Mapping[str, Any] = {}
+    failed_count = 0
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(uri, total=None)
+        said_s, clock = float("-inf"), SystemClock()
+        for line in lines:
+            bar.update(task, description=_amount(line), completed=line["done_bytes"], total=line["total_bytes"])
+            for failure in line["failures"]:
+                _fail(EXIT_FAILED, f"{failure['uri']} could not be had: {failure['reason']}")
+                failed_count += 1
+            if not console.is_terminal and (line["is_over"] or clock.monotonic_s() - said_s >= _PROGRESS_LINE_S):
+                said_s = clock.monotonic_s()
+                print(f"{_amount(line)}, {decimal(line['done_bytes'])} of {decimal(line['total_bytes'])}", flush=True)
+    if not line.get("is_over"):
+        return _fail(EXIT_UNREACHABLE, "the node went away before the prefetch was over")
+    left_count = line["total_count"] - line["done_count"]
+    if line["fault"] or left_count:
+        why = line["fault"] or f"{failed_count} could not be had"
+        return _fail(EXIT_FAILED, f"{left_count} of {line['total_count']} objects are not in memory: {why}")
+    return EXIT_OK
+
+
+def _amount(line: Mapping[str, Any]) -> str:
+    return f"{line['done_count']} of {line['total_count']} objects"
+
+
+# -- the status of a node
 def _print_tables(status: Mapping[str, object]) -> None:
     from rich.console import Console
     from rich.table import Table

@@ -29,6 +29,16 @@ class _Admin(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def do_POST(self) -> None:
+        line = {"total_count": 2, "total_bytes": 3, "done_count": 1, "done_bytes": 1}
+        failure = {"uri": "s3://b/k", "reason": "[red]gone"}
+        body = json.dumps(line | {"failures": [failure], "is_over": False, "fault": ""}).encode() + b"\n"
+        if "whole" in self.path:
+            body += json.dumps(line | {"done_count": 2, "failures": [], "is_over": True, "fault": ""}).encode() + b"\n"
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
     def log_message(self, format: str, *args: object) -> None:
         """Quiet."""
 
@@ -151,6 +161,24 @@ def test_status_without_a_node_is_one_line(tmp_path: Path, capsys: pytest.Captur
     words = ["status", "--admin-listen", "127.0.0.1:0", "--memory-dir", str(tmp_path)]
     assert cli.main(words) == cli.EXIT_UNREACHABLE
     assert capsys.readouterr().err == f"tiergate: no node serves from {tmp_path}\n"
+
+
+def test_prefetch_shows_lines_where_there_is_no_terminal(admin: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["prefetch", "s3://b/whole/", "--admin-listen", admin]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "1 of 2 objects, 1 byte of 3 bytes\n2 of 2 objects, 1 byte of 3 bytes\n"
+    assert shown.err == "tiergate: s3://b/k could not be had: [red]gone\n"
+
+
+def test_prefetch_that_breaks_off_fails(admin: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["prefetch", "s3://b", "--admin-listen", admin]) == cli.EXIT_UNREACHABLE
+    assert capsys.readouterr().err.endswith("tiergate: the node went away before the prefetch was over\n")
+
+
+@pytest.mark.parametrize("uri", ["b/k", "s3:///k", "http://b/k"])
+def test_prefetch_of_what_is_no_place_is_wrong_usage(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["prefetch", uri]) == cli.EXIT_USAGE
+    assert "is not of the form s3://BUCKET/PREFIX" in capsys.readouterr().err
 
 
 def test_module_runs_as_a_program() -> None:

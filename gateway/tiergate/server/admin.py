@@ -1,5 +1,7 @@
 """The admin address: health, readiness, metrics, status, and the few things an operator may ask for."""
 
+import asyncio
+import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,8 +11,9 @@ from aiohttp import web
 
 from tiergate import __version__
 from tiergate.child import ChildContext
+from tiergate.engine.prefetch import Prefetch, Progress
 from tiergate.engine.rooms import Rooms
-from tiergate.errors import OverloadedError, TiergateError
+from tiergate.errors import NotFoundError, OverloadedError, RequestError, TiergateError
 from tiergate.model import ObjectName, Pending
 from tiergate.observe.exposition import CONTENT_TYPE, Scrape, sum_files
 from tiergate.observe.logs import get_logger
@@ -47,6 +50,12 @@ TOTALS = (
 )
 """The counters that a status shows, summed over their labels, by their names in `Metrics`."""
 
+END_S = 1.0
+"""So long a request in progress may take at the end of this process, which others wait for."""
+
+PROGRESS_INTERVAL_S = 0.5
+"""How often a prefetch says how far it is."""
+
 SHOWN_COUNT = 100
 """How many pending, fenced or quarantined writes a status names; it always counts all."""
 
@@ -59,17 +68,25 @@ class Admin:
         context: ChildContext,
         rooms: Rooms,
         uploader: Uploader,
+        prefetch: Prefetch,
         member: "Member | None" = None,
     ) -> None:
         self._member = member
+        self._prefetch = prefetch
+        self._prefetching: asyncio.Task[None] | None = None
         self._context = context
         self._rooms = rooms
         self._uploader = uploader
         self._scrape = Scrape(context.folders.metrics, rooms.metrics, (self._readings,))
 
+    def runner(self) -> web.AppRunner:
+        """For a site; the caller sets it up and cleans it up, which ends a prefetch."""
+        return web.AppRunner(self.app(), access_log=None, shutdown_timeout=END_S)
+
     def app(self) -> web.Application:
         """The routes."""
         app = web.Application()
+        app.on_shutdown.append(self._end_prefetch)
         app.add_routes(
             [
                 web.get("/healthz", self._healthz),
@@ -77,6 +94,7 @@ class Admin:
                 web.get("/metrics", self._metrics),
                 web.get("/status", self._status),
                 web.post("/retry", self._retry),
+                web.post("/prefetch", self._prefetch_under),
             ]
         )
         return app
@@ -114,6 +132,54 @@ class Admin:
                 released += 1
         self._uploader.retry_now()
         return web.json_response({"released": released})
+
+    async def _prefetch_under(self, request: web.Request) -> web.StreamResponse:
+        """Bring what is under a prefix into memory, one prefetch at a time; it ends with the request. The answer has a
+        line of JSON now and then: how far it is, what could not be had since the line before, and in the last whether
+        all was tried, or why not."""
+        bucket, prefix = request.query.get("bucket", ""), request.query.get("prefix", "")
+        if not bucket:
+            return web.json_response({"error": "a bucket must be named"}, status=400)
+        if self._prefetching is not None:
+            return web.json_response({"error": "another prefetch is running"}, status=409)
+        progress = Progress()
+        task = self._prefetching = asyncio.create_task(self._prefetch.run(bucket, prefix, progress))
+        try:
+            await asyncio.wait((task,), timeout=PROGRESS_INTERVAL_S)
+            if task.done() and not task.cancelled() and isinstance(error := task.exception(), TiergateError):
+                return web.json_response({"error": error.message}, status=status_of(error))
+            return await self._show(request, task, progress)
+        finally:
+            task.cancel()
+            await asyncio.wait((task,))
+            self._prefetching = None
+
+    async def _show(self, request: web.Request, task: asyncio.Task[None], progress: Progress) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
+        await response.prepare(request)
+        shown_count, is_over = 0, False
+        while not is_over:
+            is_over = task.done()
+            if is_over:
+                progress.fault = progress.fault or fault_of(task)
+            line = {
+                "total_count": progress.total_count,
+                "total_bytes": progress.total_bytes,
+                "done_count": progress.done_count,
+                "done_bytes": progress.done_bytes,
+                "failures": [{"uri": uri(name), "reason": why} for name, why in progress.failures[shown_count:]],
+                "is_over": is_over,
+                "fault": progress.fault,
+            }
+            shown_count = len(progress.failures)
+            await response.write(json.dumps(line).encode() + b"\n")
+            await asyncio.wait((task,), timeout=0.0 if is_over else PROGRESS_INTERVAL_S)
+        await response.write_eof()
+        return response
+
+    async def _end_prefetch(self, _: web.Application) -> None:
+        if self._prefetching is not None:
+            self._prefetching.cancel()
 
     async def _owed(self) -> "Owed":
         """What the directory says.
@@ -211,6 +277,27 @@ class Owed:
     pending: list[Pending]
     counts: dict[str, int]
     oldest_s: float | None
+
+
+def status_of(error: TiergateError) -> int:
+    """The HTTP status that says what went wrong."""
+    if isinstance(error, RequestError):
+        return 404 if isinstance(error, NotFoundError) else 400
+    return 503 if isinstance(error, OverloadedError) else 502
+
+
+def fault_of(task: asyncio.Task[None]) -> str:
+    """Why a prefetch ended before its end; empty if it did not."""
+    try:
+        task.result()
+    except asyncio.CancelledError:
+        return "the node stops"
+    except TiergateError as error:
+        return error.message
+    except Exception as error:
+        log.exception("a prefetch failed unexpectedly", error=error)
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def shown(write: Pending, now_s: float) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from tiergate.child import ChildContext
+from tiergate.engine.prefetch import Prefetch
 from tiergate.engine.rooms import Rooms
 from tiergate.errors import TiergateError, invariant
 from tiergate.observe.logs import get_logger
@@ -100,7 +101,8 @@ class Background:
         loop = asyncio.get_running_loop()
         invariant(context.admin_socket is not None, "the background process needs the admin socket")
         await self._recover()
-        runner = web.AppRunner(Admin(context, rooms, uploader, member).app(), access_log=None)
+        prefetch = Prefetch(rooms, self._cluster.directory if self._cluster else None)
+        runner = Admin(context, rooms, uploader, prefetch, member).runner()
         await runner.setup()
         await web.SockSite(runner, context.admin_socket).start()  # type: ignore[arg-type]
         deaths = asyncio.Event()
@@ -125,6 +127,7 @@ class Background:
             loop.remove_reader(context.wakeup_fd)
             loop.remove_reader(context.deaths_fd)
             await runner.cleanup()
+            await prefetch.close()
 
     async def _after_join(self, epoch: int, resumed: bool) -> None:
         """What follows each join. It is cancelled when the membership of this epoch ends, and called again if it fails
