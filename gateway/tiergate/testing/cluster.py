@@ -71,11 +71,11 @@ class RunningCluster:
     @property
     def url(self) -> str:
         """What `--cluster` says."""
-        return f"etcd://{','.join(self.etcd.endpoints)}/{self._prefix}"
+        return f"{self.etcd.scheme}://{','.join(self.etcd.endpoints)}/{self._prefix}"
 
-    def make(self, name: str, zone: str = "", **options: Any) -> RunningNode:
-        """One more member, to be entered by the caller."""
-        flags = ["--cluster", self.url, "--node-name", name, "--advertise", "127.0.0.1:0", *self._flags]
+    def make(self, name: str, zone: str = "", *, more: Sequence[str] = (), **options: Any) -> RunningNode:
+        """One more member, to be entered by the caller. `more` flags than those of all; they come last."""
+        flags = ["--cluster", self.url, "--node-name", name, "--advertise", "127.0.0.1:0", *self._flags, *more]
         if zone:
             flags += ["--zone", zone]
         settings: dict[str, Any] = {"flags": flags, "environment": self._environment, "keep_ports": True}

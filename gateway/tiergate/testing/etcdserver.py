@@ -166,6 +166,11 @@ class EtcdServer:
         """host:port of each member."""
         return [member.endpoint for member in self.members]
 
+    @property
+    def scheme(self) -> str:
+        """How a node's `--cluster` names it."""
+        return "etcds" if self._tls else "etcd"
+
     def start(self, member: EtcdMember) -> None:
         """Start a member, again if it was killed."""
         cluster = ",".join(f"{each.name}={each.peer_url}" for each in self.members)
