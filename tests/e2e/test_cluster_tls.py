@@ -113,8 +113,8 @@ def test_etcd_over_tls_with_user_and_password(
     extra = [f"--cert-file={server_files.certificate}", f"--key-file={server_files.key}"]
     extra += [f"--trusted-ca-file={authority.file}", "--client-cert-auth"]
     tls = Tls(authority.file.read_bytes(), node_files.certificate.read_bytes(), node_files.key.read_bytes())
-    flags = (*FLAGS, "--etcd-user", "root", "--etcd-tls-ca", str(authority.file))
-    flags += ("--etcd-tls-cert", str(node_files.certificate), "--etcd-tls-key", str(node_files.key))
+    flags = [*FLAGS, "--etcd-user", "root", "--etcd-tls-ca", str(authority.file)]
+    flags += ["--etcd-tls-cert", str(node_files.certificate), "--etcd-tls-key", str(node_files.key)]
     password = "password-of-etcd-91c0"
     with EtcdServer(extra=extra, tls=tls) as server:
         server.require_password(password)

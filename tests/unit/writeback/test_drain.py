@@ -1,9 +1,7 @@
 """What goes first when a node stops, and what is brought in first."""
 
-from tiergate.model import Kind, ObjectName, Pending, Record, Role, State
-from tiergate.testing.directory_contract import make_version
+from tiergate.model import Kind, ObjectName, Pending, Role
 from tiergate.writeback.drain import LEFT_BEHIND_STATUS, NOTHING_LEFT_STATUS, Report, newest_first
-from tiergate.writeback.prefetch import newest_sets_first
 
 
 def owed(key: str, place: int, role: Role = Role.SMALL, kind: Kind = Kind.PUT) -> Pending:
@@ -46,29 +44,3 @@ def test_report_status_tells_whether_something_is_here_only() -> None:
     report.left.add(owed("b", 2))
     assert report.status == LEFT_BEHIND_STATUS
     assert (report.left.count, report.left.size_bytes) == (1, 7)
-
-
-def test_newest_sets_first_brings_the_marker_then_its_members() -> None:
-    def record(key: str, revision: int, role: Role = Role.SMALL) -> Record:
-        return Record(ObjectName("bucket", key), State.CLEAN, revision, revision, make_version(key), role=role)
-
-    tombstone = Record(ObjectName("bucket", "run/2/gone"), State.TOMBSTONE, 9, 9, None)
-    found = newest_sets_first(
-        [
-            record("run/1/.metadata", 3, Role.MARKER),
-            record("run/1/a", 1),
-            record("run/2/.metadata", 6, Role.MARKER),
-            record("run/2/a", 4),
-            record("run/2/b", 5),
-            record("run/c", 2),
-            tombstone,
-        ]
-    )
-    assert [each.name.key for each in found] == [
-        "run/2/.metadata",
-        "run/2/b",
-        "run/2/a",
-        "run/1/.metadata",
-        "run/1/a",
-        "run/c",
-    ]
