@@ -72,6 +72,9 @@ RENEW_S = 1.25
 REQUEST_S = 3.0
 """No request to the origin is under way for longer."""
 
+DIRECTORY_S = 1.5
+"""No message to the directory is under way for longer."""
+
 SETTLE_S = 4.5
 """More than what may still come of a node after others see it gone."""
 
@@ -543,7 +546,9 @@ class Process:
         def lost() -> Exception:
             return OutcomeUnknownError("no answer") if changes else DirectoryUnavailableError("no answer")
 
-        answer = await self.carry(call, self.world.rng.uniform(0.001, 0.02), lost, 0.004, 2.0)
+        rng = self.world.rng
+        delay_s = rng.uniform(0.001, DIRECTORY_S if rng.random() < self.world.slowness / 4 else 0.02)
+        answer = await self.carry(call, delay_s, lost, 0.004, 2.0)
         if self.world.rng.random() < FREEZE_SHARE and not self.world.is_over:
             # The worst moment: what was decided on this answer is done much later.
             self.node.freeze(self.world.rng.uniform(0.1, 30.0))
