@@ -170,6 +170,7 @@ async def test_a_peer_that_breaks_off_is_tried_again_where_there_is_no_other(clu
 
 
 @pytest.mark.parametrize("stop_after_bytes", [0, 3 * MIB, 9 * MIB], ids=["at once", "in the middle", "at the end"])
+@pytest.mark.semantics("P2.6")
 async def test_a_frozen_peer_is_replaced_by_another(cluster: Cluster, stop_after_bytes: int) -> None:
     first = await cluster.add("a", "1", idle_timeout_s=1.0)
     frozen = await cluster.add("b", "2")
@@ -195,6 +196,7 @@ async def test_a_gone_peer_is_replaced(cluster: Cluster) -> None:
     assert (await copying.seal(body)).holders == holders((first, third))
 
 
+@pytest.mark.semantics("P2.6")
 async def test_a_flipped_byte_is_no_copy(cluster: Cluster) -> None:
     first, second = await cluster.add("a"), await cluster.add("b")
     relay = await cluster.between(second)

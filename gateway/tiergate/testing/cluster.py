@@ -98,9 +98,14 @@ class RunningCluster:
                 node.wait_status(f"{name} sees {names}", together, deadline_s)
 
     def wait_settled(self) -> None:
-        """Wait until no node owes the origin anything."""
-        for node in self.nodes:
-            node.wait_settled()
+        """Wait until no node owes the origin anything: none of them did at two looks in a row, since what is owed may
+        change its owner between the looks at one and at the next."""
+        calm = 0
+        while calm < 2:
+            before = [node.status().get("writeback", {}).get("pending") for node in self.nodes]
+            calm = calm + 1 if not any(before) and None not in before else 0
+            for node in self.nodes:
+                node.wait_settled()
 
     def _enter_all(self) -> None:
         with ThreadPoolExecutor(len(self.nodes)) as pool:

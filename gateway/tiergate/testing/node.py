@@ -306,8 +306,8 @@ class RunningNode:
         """Wait until the origin is owed nothing and nothing is on its way; the status then."""
 
         def settled(status: dict[str, Any]) -> bool:
-            writeback = status["writeback"]
-            return bool(writeback["pending"] == 0 and writeback["in_flight"] == 0)
+            writeback = status.get("writeback", {})
+            return bool(writeback.get("pending") == 0 and writeback["in_flight"] == 0)
 
         return self.wait_status("settled", settled, deadline_s)
 

@@ -111,8 +111,9 @@ class Uploader:
         return len(self._tasks)
 
     def held_back(self, pending: Sequence[Pending]) -> list[tuple[Pending, Blocked]]:
-        """Which of `pending` wait for others, and for what."""
-        view = PendingView(pending)
+        """Which of `pending` wait for others, and for what. In a cluster, where others are other nodes' too: as of the
+        last look."""
+        view = None if self._gate.is_shared else PendingView(pending)
         found = [(write, self._gate.blocked(write, view)) for write in pending if not write.quarantined]
         return [(write, blocked) for write, blocked in found if blocked is not None]
 

@@ -51,6 +51,7 @@ async def test_range_and_head(four: Cluster) -> None:
 
 
 @pytest.mark.parametrize("fault", ["dies", "corrupt", "gone"])
+@pytest.mark.semantics("P5.6")
 async def test_peer_that_fails_in_the_middle_is_replaced(four: Cluster, fault: str) -> None:
     reader, holders = await placed(four)
     if fault == "dies":
