@@ -81,6 +81,10 @@ class Folders:
         return self.root / "node.json"
 
 
+LEFT_BEHIND_STATUS = 5
+"""Exit status of a member of a cluster: something acknowledged is in its memory folder only, or may be."""
+
+
 @dataclass(frozen=True, slots=True)
 class Belonging:
     """Which member of which cluster (its URL, and etcd's own id of it) a memory folder belongs to. `boot` names the

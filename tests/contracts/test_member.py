@@ -26,7 +26,7 @@ from tiergate.errors import (
 )
 from tiergate.model import Live
 from tiergate.server.cluster import Cluster, open_cluster
-from tiergate.server.member import FIRST_JOIN_S, Member
+from tiergate.server.member import FIRST_JOIN_S, REJOIN_PAUSE_S, Member
 from tiergate.testing.etcd import EtcdServer, needs_etcd
 
 pytestmark = needs_etcd
@@ -43,6 +43,19 @@ class HastyClock(SystemClock):
     async def sleep(self, seconds: float) -> None:
         self.ahead_s += seconds
         await asyncio.sleep(0)
+
+
+class PausedClock(SystemClock):
+    """Tells when a member waits before it tries to join again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rejoining = asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds == REJOIN_PAUSE_S:
+            self.rejoining.set()
+        await super().sleep(seconds)
 
 
 class Calls:
@@ -186,6 +199,36 @@ async def test_lost_membership_is_followed_by_another(start: Opener) -> None:
     await within(member, calls, lose)
 
 
+async def test_membership_that_cannot_be_kept_for_a_restart_is_none(start: Opener) -> None:
+    cluster, member = await start()
+    draft = start.folder / "member.new"
+    draft.mkdir()
+    with pytest.raises(ConfigError, match=r"member\.json cannot be written: Is a directory"):
+        await member.join()
+    assert not cluster.standing.stands()
+    draft.rmdir()
+
+    # One that is lost while there is no room for it is joined anew when there is.
+    clock = PausedClock()
+    cluster, again = await start(clock)
+    await again.join()
+    calls = Calls()
+
+    async def lose() -> None:
+        epoch, _ = await calls.made.get()
+        draft.mkdir()
+        await cluster.client.revoke(start.belonging().lease_id)
+        await clock.rejoining.wait()
+        assert "cannot be written" in again.fault
+        assert not cluster.standing.stands()
+        draft.rmdir()
+        later, _ = await calls.made.get()
+        assert later > epoch
+        assert cluster.standing.stands()
+
+    await within(again, calls, lose)
+
+
 async def test_memory_that_another_etcd_knows_of_is_refused(start: Opener) -> None:
     _, member = await start()
     await member.join()
@@ -230,13 +273,12 @@ async def test_view_follows_the_members(start: Opener) -> None:
 async def test_view_outlives_what_goes_wrong(start: Opener, etcd: EtcdServer) -> None:
     cluster, member = await start()
 
-    class Failing(Nodes):
-        failures = 2
+    faults = [DirectoryUnavailableError("nobody leads"), ValueError("a row that nobody understands")]
 
+    class Failing(Nodes):
         async def live(self) -> Live:
-            if self.failures:
-                self.failures -= 1
-                raise DirectoryUnavailableError("nobody leads")
+            if faults:
+                raise faults.pop()
             return await super().live()
 
     view = LiveView(Failing(cluster.client, cluster.keys), HastyClock())

@@ -16,6 +16,7 @@ import pytest
 from botocore.exceptions import ClientError
 from tests.nodes import FLAGS, StartNode
 
+from tiergate.child import LEFT_BEHIND_STATUS
 from tiergate.testing.cluster import RunningCluster
 from tiergate.testing.etcd import EtcdServer, needs_etcd
 from tiergate.testing.faults import FaultyOrigin
@@ -137,7 +138,7 @@ def test_node_that_may_not_drain_keeps_what_it_owes(
     (a,) = cluster.nodes
     proxy.inject(Answer(503), operation="PutObject", times=None)
     assert put_status(cluster.client(0), bucket, "owed") == 200
-    assert a.stop() == 0
+    assert a.stop() == LEFT_BEHIND_STATUS
     assert is_missing(direct, bucket, "owed")
     assert (a.memory_dir / "member.json").exists()
 
@@ -203,6 +204,37 @@ def test_node_waits_for_etcd_and_says_so(proxy: FaultyOrigin) -> None:
             server.start(member)
             starting.result()
             assert is_ready(node)
+
+
+def test_worker_that_dies_while_etcd_is_away_is_replaced_and_its_node_ends_in_time(
+    proxy: FaultyOrigin, bucket: str, direct: Any
+) -> None:
+    flags = (*FLAGS, "--lease", "3s", "--directory-patience", "1s", "--drain", "1s")
+    with EtcdServer() as server, RunningCluster(proxy.endpoint, 1, etcd=server, flags=flags) as cluster:
+        (a,) = cluster.nodes
+        proxy.inject(Answer(503), operation="PutObject", times=None)
+        assert put_status(cluster.client(0), bucket, "owed") == 200
+        background = a.children["background-0"]
+        (member,) = server.members
+        member.kill()
+        a.kill9("worker")
+        a.wait_until("it cleans up again and again", lambda: a.log.count("cleaning up after the dead failed") > 1)
+        # The new worker begins while its node is no member.
+        assert put_status(cluster.client(0), bucket, "refused") == 503
+        assert "directory" in a.status()
+        assert not is_ready(a)
+        assert a.children["background-0"] == background
+        assert a.stop() == LEFT_BEHIND_STATUS
+        assert (a.memory_dir / "member.json").exists()
+
+        proxy.heal()
+        server.start(member)
+        server.wait_ready()
+        a.start()
+        a.wait_settled()
+        assert direct.get_object(Bucket=bucket, Key="owed")["Body"].read() == b"x"
+        assert is_missing(direct, bucket, "refused")
+        assert a.stop() == 0
 
 
 def test_node_alone_knows_nothing_of_clusters(start_node: StartNode) -> None:

@@ -18,7 +18,7 @@ def main() -> int:
     logs.configure(loaded.settings.log_level, loaded.settings.log_format, process="node")
     entries = Entries(worker="child_entries", background="child_entries")
     try:
-        serve(
+        return serve(
             loaded,
             lambda running: print(running.line, flush=True),  # noqa: T201 - the node's ready line
             entries=entries,
@@ -28,7 +28,6 @@ def main() -> int:
     except TiergateError as error:
         print(f"tiergate: {error}", file=sys.stderr)  # noqa: T201
         return 1
-    return 0
 
 
 sys.exit(main())

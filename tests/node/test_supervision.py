@@ -22,7 +22,7 @@ import pytest
 
 import tiergate
 from tiergate import config
-from tiergate.child import ChildRole, Handoff
+from tiergate.child import LEFT_BEHIND_STATUS, ChildRole, Handoff
 from tiergate.config import Address
 from tiergate.observe.exposition import sum_files
 
@@ -293,6 +293,16 @@ def test_worker_of_a_stopping_member_that_dies_holds_nothing_up(starter: Starter
     with suppress(ProcessLookupError):  # It may have been told only now.
         os.kill(background, signal.SIGTERM)
     assert node.process.wait(DEADLINE_S) == 0
+
+
+def test_member_whose_background_cannot_say_what_is_left_counts_as_leaving_something(starter: Starter) -> None:
+    (starter.folder / "stubborn-background-0").touch()
+    node = starter.ready(**MEMBER)
+    _, background = node.ask(node.admin)
+    node.process.send_signal(signal.SIGTERM)
+    eventually("clients are refused", lambda: is_refused(node.listen))
+    os.kill(background, signal.SIGKILL)
+    assert node.process.wait(DEADLINE_S) == LEFT_BEHIND_STATUS
 
 
 def test_child_whose_parent_died_before_it_looked_does_nothing(tmp_path: Path) -> None:

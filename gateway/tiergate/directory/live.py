@@ -61,7 +61,9 @@ class LiveView:
                         self._see(live)
             except TiergateError as error:
                 log.warning("the members of the cluster cannot be watched, tried again", error=error)
-                await self._clock.sleep(RETRY_S)
+            except Exception as error:  # Whatever it is: nobody else would go on with it.
+                log.exception("watching the members of the cluster failed unexpectedly, tried again", error=error)
+            await self._clock.sleep(RETRY_S)
 
     def _see(self, live: Live) -> None:
         self._live = live

@@ -61,7 +61,7 @@ def serve(
     lock_wait_s: float = LOCK_WAIT_S,
 ) -> int:
     """Run a node until SIGTERM or SIGINT. To be called in the main thread. The exit status: 0, or
-    `tiergate.writeback.drain.LEFT_BEHIND_STATUS`.
+    `tiergate.child.LEFT_BEHIND_STATUS`.
 
     Args:
         loaded: The settings and their sources (a default memory limit may be lowered, a given one not).

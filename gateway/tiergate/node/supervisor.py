@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from tiergate import config
-from tiergate.child import ChildRole, Folders, Handoff, child_name
+from tiergate.child import LEFT_BEHIND_STATUS, ChildRole, Folders, Handoff, child_name
 from tiergate.clock import Clock
 from tiergate.config import Settings
 from tiergate.errors import InvariantError, TiergateError
@@ -27,6 +27,9 @@ from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
 
 BACKGROUND_GRACE_S = 5.0
+MEMBER_GRACE_S = 20.0
+"""So long the background of a member may take, beside what `drain` allows, to hand over what is left and to leave."""
+
 START_TIMEOUT_S = 60.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -113,7 +116,7 @@ class Supervisor:
         self._children += [_Child(ChildRole.WORKER, i, *pair) for i, pair in enumerate(pairs)]
         self._was_ready = False
         self._stop_by_s: float | None = None
-        self._status = 0
+        self._status: int | None = None
         # A member may have to wait for an earlier one of its name to go.
         self._start_timeout_s = START_TIMEOUT_S + (4 * settings.lease_s if settings.cluster else 0.0)
 
@@ -136,6 +139,9 @@ class Supervisor:
                 self._selector.close()
                 os.close(self._wakeup_fd)
                 os.close(self._deaths_fd)
+        if self._status is None:
+            # A member whose background did not come to say what is left.
+            return LEFT_BEHIND_STATUS if self._peers and self._was_ready else 0
         return self._status
 
     def _turn(self) -> None:
@@ -281,7 +287,7 @@ class Supervisor:
                 pass  # somebody it had started still holds its end
             self._forget_ready_fd(child)
         child.process, child.pid_fd = None, -1
-        self._status = int(_said(child.said).get("status", self._status))
+        self._status = _said(child.said).get("status", self._status)
         return status
 
     # -- stopping
@@ -312,7 +318,7 @@ class Supervisor:
         grace_s = BACKGROUND_GRACE_S
         if now[0].role is ChildRole.BACKGROUND:
             self._admin.close()
-            grace_s += self._settings.drain_s if self._peers else 0.0
+            grace_s = MEMBER_GRACE_S + self._settings.drain_s if self._peers else BACKGROUND_GRACE_S
         elif self._peers:
             self._peers.close()
         now_s = self._clock.monotonic_s()

@@ -3,9 +3,9 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
 
@@ -13,7 +13,13 @@ from tiergate import __version__
 from tiergate.child import ChildContext
 from tiergate.engine.prefetch import Prefetch, Progress
 from tiergate.engine.rooms import Rooms
-from tiergate.errors import NotFoundError, OverloadedError, RequestError, TiergateError
+from tiergate.errors import (
+    DirectoryUnavailableError,
+    NotFoundError,
+    OverloadedError,
+    RequestError,
+    TiergateError,
+)
 from tiergate.model import ObjectName, Pending
 from tiergate.observe.exposition import CONTENT_TYPE, Scrape, sum_files
 from tiergate.observe.logs import get_logger
@@ -24,6 +30,8 @@ if TYPE_CHECKING:
     from tiergate.server.member import Member
 
 log = get_logger(__name__)
+
+T = TypeVar("T")
 
 TOTALS = (
     "requests",
@@ -49,6 +57,9 @@ TOTALS = (
     "broken_invariants",
 )
 """The counters that a status shows, summed over their labels, by their names in `Metrics`."""
+
+PATIENCE_S = 5.0
+"""How long the directory of a cluster may take before an answer does without it: probes and people wait no longer."""
 
 END_S = 1.0
 """So long a request in progress may take at the end of this process, which others wait for."""
@@ -107,7 +118,7 @@ class Admin:
         outage does not make a node unready: it goes on serving and acknowledging from memory."""
         reason = self._member.fault if self._member else ""
         try:
-            await self._rooms.directory.revision()
+            await self._soon(self._rooms.directory.revision())
         except TiergateError as error:
             reason = reason or error.message
         if reason:
@@ -187,8 +198,25 @@ class Admin:
         Raises:
             OverloadedError: it does not answer, or this node is no member of its cluster now.
         """
+        return await self._soon(self._read_owed())
+
+    async def _read_owed(self) -> "Owed":
         directory = self._rooms.directory
         return Owed(await directory.pending(), await directory.counts(), await directory.oldest_pending_s())
+
+    async def _soon(self, question: Awaitable[T]) -> T:
+        """What the directory answers.
+
+        Raises:
+            OverloadedError: it does not.
+        """
+        if self._member is None:
+            return await question
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await question
+        except TimeoutError as error:
+            raise DirectoryUnavailableError("the directory does not answer") from error
 
     async def _report(self) -> dict[str, Any]:
         settings, memory = self._rooms.settings, self._rooms.memory.stats()

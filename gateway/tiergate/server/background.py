@@ -11,7 +11,7 @@ from aiohttp import web
 from tiergate.child import ChildContext
 from tiergate.engine.prefetch import Prefetch
 from tiergate.engine.rooms import Rooms
-from tiergate.errors import TiergateError, invariant
+from tiergate.errors import FencedError, OverloadedError, TiergateError, invariant
 from tiergate.observe.logs import get_logger
 from tiergate.policy.bandwidth import TokenBucket
 from tiergate.server.admin import Admin
@@ -41,6 +41,11 @@ FORGET_INTERVAL_S = 1.0
 
 FORGET_FOR_ALL_INTERVAL_S = 15.0
 """In a cluster, where nothing is short of room because of them."""
+
+RECOVER_AGAIN_S = 1.0
+
+HAND_OVER_S = 10.0
+"""So long a member that stops may take, beside what `drain` allows, to read what it owes and hand it over."""
 
 NICENESS = 5
 """Where processors are short, clients come before write-back."""
@@ -100,12 +105,13 @@ class Background:
         context, rooms, uploader = self._context, self._rooms, self._uploader
         loop = asyncio.get_running_loop()
         invariant(context.admin_socket is not None, "the background process needs the admin socket")
-        await self._recover()
+        deaths = asyncio.Event()
+        if not await self._recover():
+            deaths.set()
         prefetch = Prefetch(rooms, self._cluster.directory if self._cluster else None)
         runner = Admin(context, rooms, uploader, prefetch, member).runner()
         await runner.setup()
         await web.SockSite(runner, context.admin_socket).start()  # type: ignore[arg-type]
-        deaths = asyncio.Event()
         loop.add_reader(context.wakeup_fd, lambda: drain(context.wakeup_fd, uploader.wake))
         loop.add_reader(context.deaths_fd, lambda: drain(context.deaths_fd, deaths.set))
         context.report_ready()
@@ -179,24 +185,31 @@ class Background:
         )
         drain = Drain(cluster.directory, self._uploader, rooms.clock, self._standing, peers)
         try:
-            await drain.to_origin(rooms.settings.drain_s, report)
-            uploading.cancel()
-            await asyncio.wait((uploading,))
-            await drain.to_peers(report)
-        except TiergateError as error:
-            log.error("what is owed cannot be read, and stays where it is", error=error)
+            async with asyncio.timeout(rooms.settings.drain_s + HAND_OVER_S):
+                await drain.to_origin(rooms.settings.drain_s, report)
+                uploading.cancel()
+                await asyncio.wait((uploading,))
+                await drain.to_peers(report)
+        except (TiergateError, TimeoutError) as error:
+            log.error("what is owed cannot be read or handed over in time, and stays where it is", error=error)
             report.left.count += 1
             return
         report.tell()
 
     # -- the dead
-    async def _recover(self) -> None:
+    async def _recover(self) -> bool:
+        """Clean up after the dead; False where it must be done again, since the directory cannot do its part now."""
         rooms = self._rooms
-        if self._cluster is None:
-            pins_count = await recover(rooms.directory, rooms.memory)
-        else:
-            pins_count = await recover_member(rooms.directory, rooms.memory, self._cluster.node)
+        try:
+            if self._cluster is None:
+                pins_count = await recover(rooms.directory, rooms.memory)
+            else:
+                pins_count = await recover_member(rooms.directory, rooms.memory, self._cluster.node)
+        except (OverloadedError, FencedError) as error:
+            log.warning("cleaning up after the dead failed, tried again", error=error)
+            return False
         rooms.metrics.reaped_pins.inc(pins_count)
+        return True
 
     async def _clean_up_after_deaths(self, deaths: asyncio.Event) -> None:
         """Give back what a dead worker was receiving, reading or about to commit."""
@@ -204,7 +217,8 @@ class Background:
             await deaths.wait()
             deaths.clear()
             log.info("cleaning up after a dead process")
-            await self._recover()
+            while not await self._recover():
+                await self._rooms.clock.sleep(RECOVER_AGAIN_S)
             self._rooms.wake()  # What it was doing may have held writes back.
 
 

@@ -41,6 +41,10 @@ AfterJoin = Callable[[int, bool], Awaitable[None]]
 log = get_logger(__name__)
 
 
+class NotKeptError(ConfigError):
+    """A membership cannot be written down, so a restart could not go on with it."""
+
+
 class Member:
     """`join` once, then `run` until cancelled, then `leave`."""
 
@@ -156,7 +160,12 @@ class Member:
                 f"restored or replaced on purpose, remove {self._path}, and what etcd does not know of is forgotten"
             )
         ticket = Ticket(self._belonging.lease_id, self._belonging.epoch)
-        epoch = await self._membership.join(ticket if ticket.lease_id else None)
+        try:
+            epoch = await self._membership.join(ticket if ticket.lease_id else None)
+        except NotKeptError:
+            # Nothing rests on it, so nobody needs to wait for its lease to end.
+            await self._cluster.client.revoke(self._membership.ticket.lease_id)
+            raise
         self._resumed = epoch.number == ticket.epoch
         self._fault = ""
         if self._resumed:
@@ -217,8 +226,11 @@ class Member:
 
     def _write(self, belonging: Belonging) -> None:
         draft = self._path.with_suffix(".new")
-        draft.write_bytes(msgspec.json.encode(belonging))
-        os.replace(draft, self._path)
+        try:
+            draft.write_bytes(msgspec.json.encode(belonging))
+            os.replace(draft, self._path)
+        except OSError as error:
+            raise NotKeptError(f"{self._path} cannot be written: {error.strerror}") from error
         self._belonging = belonging
 
 

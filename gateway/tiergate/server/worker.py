@@ -29,6 +29,9 @@ log = get_logger(__name__)
 
 KEYS_INTERVAL_S = 60.0
 
+PEERS_GRACE_S = 3.0
+"""How long requests of peers in flight may take at the end. They ask another node then."""
+
 BACKLOG_COUNT = 1024
 """Connections that may wait to be accepted. The kernel lowers it to its own bound."""
 
@@ -106,7 +109,7 @@ async def listen_for_peers(context: ChildContext, cluster: "Cluster", rooms: Roo
         settings.max_body_bytes,
         settings.body_idle_timeout_s,
     )
-    runner = peers.runner(settings.shutdown_grace_s)
+    runner = peers.runner(min(settings.shutdown_grace_s, PEERS_GRACE_S))
     await runner.setup()
     await web.SockSite(runner, context.peer_socket, ssl_context=tls, backlog=BACKLOG_COUNT).start()
     return runner
@@ -134,6 +137,8 @@ class OriginKeys:
                 await self.refresh()
             except OriginError as error:
                 log.warning("the origin's keys could not be looked up; the known ones stay", error=error)
+            except Exception as error:  # Whatever it is: nobody else would go on with it.
+                log.exception("looking up the origin's keys failed unexpectedly; the known ones stay", error=error)
 
     def secret_for(self, access_key: str) -> str | None:
         """The secret of an access key, if it is the origin's."""

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tiergate.checkpoints.markers import scope_of
+from tiergate.child import LEFT_BEHIND_STATUS
 from tiergate.clock import Clock
 from tiergate.directory.base import ClusterDirectory, Directory
-from tiergate.errors import FencedError, TiergateError
+from tiergate.errors import FencedError, OverloadedError, TiergateError
 from tiergate.model import Holder, Kind, Live, ObjectName, Pending
 from tiergate.observe.logs import get_logger
 from tiergate.policy.rendezvous import ranked
@@ -19,10 +20,6 @@ from tiergate.writeback.standing import Standing
 from tiergate.writeback.uploader import Uploader, context
 
 log = get_logger(__name__)
-
-NOTHING_LEFT_STATUS = 0
-LEFT_BEHIND_STATUS = 5
-"""Exit status: something acknowledged is in this memory folder only."""
 
 LOOK_S = 0.1
 
@@ -68,7 +65,7 @@ class Report:
     @property
     def status(self) -> int:
         """The exit status of the node."""
-        return LEFT_BEHIND_STATUS if self.left.count else NOTHING_LEFT_STATUS
+        return LEFT_BEHIND_STATUS if self.left.count else 0
 
     def tell(self) -> None:
         """One line in the log."""
@@ -106,13 +103,24 @@ class Drain:
 
     async def to_origin(self, drain_s: float, report: Report) -> list[Pending]:
         """Let the running uploader send, newest checkpoints first, until nothing that it may send is owed or `drain_s`
-        is over; what is owed then. The caller then stops it."""
+        is over; what is owed then. The caller then stops it.
+
+        Raises:
+            OverloadedError: the directory does not answer, and it is over.
+        """
         self._uploader.in_order = newest_first
         self._uploader.retry_now()
         until_s = self._clock.monotonic_s() + drain_s
-        seen = {write.uid: write for write in await self._directory.pending()}
+        seen: dict[str, Pending] = {}
         while True:
-            owed = await self._directory.pending()
+            try:
+                owed = await self._directory.pending()
+            except OverloadedError as error:
+                if self._clock.monotonic_s() >= until_s:
+                    raise
+                log.warning("what is owed cannot be read, tried again", error=error)
+                await self._clock.sleep(LOOK_S)
+                continue
             now = {write.uid: write for write in owed}
             for uid, write in seen.items():
                 if uid not in now:
