@@ -45,6 +45,7 @@ def cluster(proxy: FaultyOrigin, etcd: EtcdServer, authority: Authority) -> Iter
         yield cluster
 
 
+@pytest.mark.semantics("P13.5")
 def test_peers_copy_and_read_over_mutual_tls(cluster: RunningCluster, proxy: FaultyOrigin, bucket: str) -> None:
     proxy.inject(Answer(503), operation="PutObject", times=None)
     put = cluster.client(0).put_object(Bucket=bucket, Key="k", Body=BODY)

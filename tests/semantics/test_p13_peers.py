@@ -1,7 +1,4 @@
-"""P13 Nobody in who does not belong, between the nodes of a cluster. Mutual TLS: tests/e2e/test_cluster_tls.py.
-
-Each test says of which sentence to come it is.
-"""
+"""P13 Nobody in who does not belong, between the nodes of a cluster. Mutual TLS: tests/e2e/test_cluster_tls.py."""
 
 import os
 import subprocess
@@ -67,8 +64,8 @@ def member(standing_proxy: FaultyOrigin, etcd: EtcdServer) -> Iterator[RunningNo
 
 
 @needs_etcd
+@pytest.mark.semantics("P13.3", "P13.5")
 def test_unsigned_forged_and_old_requests_change_nothing_and_no_secret_gets_out(member: RunningNode) -> None:
-    """To come: P13.5, and P13.3 of the secret of a cluster."""
     peer = Knocker(member.peers)
     kept = sign("PUT", PUT, b"kept")
     assert peer.ask("PUT", PUT, b"kept", kept)[0] == 200
@@ -113,8 +110,8 @@ def test_unsigned_forged_and_old_requests_change_nothing_and_no_secret_gets_out(
 
 
 @needs_etcd
+@pytest.mark.semantics("P13.6")
 def test_routes_of_peers_are_at_their_own_address_only(member: RunningNode) -> None:
-    """To come: P13.6."""
     peer = Knocker(member.peers)
     assert peer.ask("PUT", PUT, b"kept", sign("PUT", PUT, b"kept"))[0] == 200
     requests = [("PUT", PUT, b"data"), ("GET", GET, b""), ("DELETE", DELETE, b""), ("POST", PULL, b"{}")]
@@ -143,8 +140,8 @@ def test_routes_of_peers_are_at_their_own_address_only(member: RunningNode) -> N
         ("--advertise", "127.0.0.1:7001", "--peer-listen", "0.0.0.0:7001"),
     ],
 )
+@pytest.mark.semantics("P13.7")
 def test_member_open_to_others_without_credentials_does_not_start(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    """To come: P13.7."""
     command = [sys.executable, "-m", "tiergate", "serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]
     command += ["--memory-dir", str(tmp_path), "--memory-limit", "16MiB", "--cluster", "etcd://127.0.0.1:1"]
     command += ["--node-name", "a", *flags]

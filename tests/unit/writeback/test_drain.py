@@ -1,7 +1,8 @@
 """What goes first when a node stops, and what is brought in first."""
 
+from tiergate.child import LEFT_BEHIND_STATUS
 from tiergate.model import Kind, ObjectName, Pending, Role
-from tiergate.writeback.drain import LEFT_BEHIND_STATUS, NOTHING_LEFT_STATUS, Report, newest_first
+from tiergate.writeback.drain import Report, newest_first
 
 
 def owed(key: str, place: int, role: Role = Role.SMALL, kind: Kind = Kind.PUT) -> Pending:
@@ -40,7 +41,7 @@ def test_newest_first_member_committed_after_the_marker_is_none_of_its() -> None
 def test_report_status_tells_whether_something_is_here_only() -> None:
     report = Report()
     report.sent.add(owed("a", 1))
-    assert report.status == NOTHING_LEFT_STATUS
+    assert report.status == 0
     report.left.add(owed("b", 2))
     assert report.status == LEFT_BEHIND_STATUS
     assert (report.left.count, report.left.size_bytes) == (1, 7)
