@@ -1,6 +1,7 @@
 """A request that is the origin's: re-signed, streamed there, and its answer streamed back as it is (promise P1)."""
 
 from collections.abc import AsyncIterator
+from http import HTTPStatus
 
 from tiergate.engine.calls import Answer, Call, read_whole
 from tiergate.engine.proved import ProvedBody
@@ -70,5 +71,9 @@ async def relay(rooms: Rooms, call: Call) -> Answer:
     for name, value in answer.headers:
         lowered = name.lower()
         headers[lowered] = f"{headers[lowered]}, {value}" if lowered in headers else value
+    if answer.status == HTTPStatus.NO_CONTENT:
+        # It need not say that nothing follows, and who counts on the end of the answer must not get it too early.
+        await answer.close()
+        return Answer(answer.status, headers)
     length = headers.get("content-length")
     return Answer(answer.status, headers, ForwardedBody(answer), int(length) if length is not None else None)

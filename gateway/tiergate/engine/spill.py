@@ -92,7 +92,7 @@ class Spill:
     @asynccontextmanager
     async def _alone(self, upload: Upload, number: int) -> AsyncIterator[None]:
         """While inside, nobody else sends the origin a part of this number: what is sent last is what counts there."""
-        name = ObjectName(upload.name.bucket, f"{upload.name.key}\0{upload.upload_id}\0{number}")
+        name = ObjectName(upload.name.bucket, f"{upload.name.key}?uploadId={upload.upload_id}&partNumber={number}")
         uid = new_uid(self._rooms.clock.wall_s())
         step = Step(name, uid, self._rooms.step_holder, Role.POINTER, through=True, replaces=False)
         turn = self._through.turn
