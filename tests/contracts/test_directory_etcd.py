@@ -5,6 +5,7 @@ import base64
 import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.directoryrows import check_rows
@@ -72,6 +73,35 @@ class Lossy(EtcdClient):
             self.lose_after -= 1
             raise OutcomeUnknownError("lost after")
         return outcome
+
+
+class Counting(EtcdClient):
+    """A client that counts its ways to etcd."""
+
+    ways_count = 0
+
+    async def _call(self, name: str, message: Any) -> Any:
+        self.ways_count += 1
+        return await super()._call(name, message)
+
+
+async def test_look_takes_one_way_to_etcd_and_a_commit_two_or_three(etcd: EtcdServer, keys: Keys) -> None:
+    client = Counting(Access(etcd.endpoints), SystemClock(), random.Random(0))
+    directory = ClusteredDirectory(client, keys)
+    bucket = Bucket(SHARD.bucket, "us-east-1", False, 1.0)
+    await directory.put_bucket(bucket)
+    # What replaces a version looks for the markers that it disturbs.
+    for uid, ways_count in (("v0", 2), ("v1", 3)):
+        client.ways_count = 0
+        seen = await directory.get(SHARD)
+        assert (client.ways_count, seen.bucket) == (1, bucket)
+        client.ways_count = 0
+        await put(directory, SHARD, uid)
+        assert client.ways_count == ways_count
+    await directory.forget_bucket(SHARD.bucket)
+    assert (await directory.get(SHARD)).bucket is None
+    await directory.close()
+    await client.close()
 
 
 @pytest.fixture

@@ -24,6 +24,8 @@ class Seen:
     """How often this key, or one that shares its slot, lost its record: for `adopt`."""
     holders: Mapping[str, frozenset[Holder]] = field(default_factory=dict, compare=False)
     """In a cluster: who said to hold versions of the key, by the version's uid. Whose epoch is over holds nothing."""
+    bucket: Bucket | None = field(default=None, compare=False)
+    """In a cluster: what was learnt of the key's bucket, as `get_bucket` says. It costs no way to etcd of its own."""
 
     @property
     def guard(self) -> int:

@@ -139,14 +139,22 @@ class ClusteredDirectory:
     async def get(self, name: ObjectName) -> Seen:
         keys = self._keys
         outcome = await self._client.read(
-            Range(keys.record(name)), Range(keys.pending(name)), Range(keys.slot(name)), keys.all_holders(name)
+            Range(keys.record(name)),
+            Range(keys.pending(name)),
+            Range(keys.slot(name)),
+            Range(keys.bucket(name.bucket)),
+            keys.all_holders(name),
         )
-        record, write, slot = (next(iter(outcome.found(index)), None) for index in range(3))
+        record, write, slot, bucket = (next(iter(outcome.found(index)), None) for index in range(4))
         seen = _seen(record, write, outcome.revision, slot.version if slot else 0)
         holders: dict[str, set[Holder]] = {}
-        for row in outcome.found(3):
+        for row in outcome.found(4):
             holders.setdefault(keys.holder_of(name, row.key)[0], set()).add(value_of(Holder, row))
-        return replace(seen, holders={uid: frozenset(each) for uid, each in holders.items()})
+        return replace(
+            seen,
+            holders={uid: frozenset(each) for uid, each in holders.items()},
+            bucket=value_of(Bucket, bucket) if bucket else None,
+        )
 
     async def scan(self, bucket: str, prefix: str, after: str, limit: int) -> list[Record]:
         wanted = self._keys.under("o", bucket, prefix, after)

@@ -41,15 +41,16 @@ class Buckets:
             self._owners[name] = (owner, now_s + KEPT_S)
         return owner or None
 
-    async def known(self, name: str) -> Bucket:
-        """What the origin says of the bucket, at most `KEPT_S` old; older when the origin does not answer.
+    async def known(self, name: str, seen: Bucket | None = None) -> Bucket:
+        """What the origin says of the bucket, at most `KEPT_S` old; older when the origin does not answer. `seen`: what
+        a look at the directory told of it, if it did.
 
         Raises:
             NotFoundError: NoSuchBucket.
             OverloadedError: nothing is known and the origin does not answer.
         """
         directory, now_s = self._rooms.directory, self._rooms.clock.wall_s()
-        cached = await directory.get_bucket(name)
+        cached = seen or await directory.get_bucket(name)
         if cached is not None and now_s - cached.learnt_s < KEPT_S:
             return cached
         try:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tiergate.directory.base import Committed, Intent
+from tiergate.directory.base import Committed, Intent, Seen
 from tiergate.engine.acks import ACK_HEADER, memory_ack
 from tiergate.engine.atonce import for_each
 from tiergate.engine.buckets import Buckets
@@ -103,9 +103,10 @@ class Writes:
             OverloadedError: as `Intake.admit`.
             Exception: as `Buckets.known` and `ground`.
         """
-        bucket = await self._buckets.known(call.target.bucket)
+        seen = await self._rooms.directory.get(call.name)
+        bucket = await self._buckets.known(call.target.bucket, seen.bucket)
         described = Description.of(call.headers, call.params)
-        ground = await self.ground(call.name, conditions)
+        ground = await self.ground(call.name, conditions, seen)
         if not bucket.versioned:
             await self._intake.admit()
         return bucket, described, ground
@@ -115,15 +116,15 @@ class Writes:
         record = (await self._rooms.directory.get(name)).record
         return record is not None and record.version is not None and record.version.uid == uid
 
-    async def ground(self, name: ObjectName, conditions: WriteConditions) -> Ground:
+    async def ground(self, name: ObjectName, conditions: WriteConditions, seen: Seen | None = None) -> Ground:
         """Look at what the key holds now and decide the condition on it; the origin is asked about a key without a
-        record only when there is a condition.
+        record only when there is a condition. `seen`: a look that this request has taken.
 
         Raises:
             PreconditionError, NotFoundError: the condition does not hold.
             OverloadedError: the key changes faster than the condition can be decided.
         """
-        seen = await self._rooms.directory.get(name)
+        seen = seen or await self._rooms.directory.get(name)
         start_revision = seen.revision
         if not conditions.any:
             return Ground(start_revision, None, UNKNOWN_BASE, False)
@@ -196,11 +197,12 @@ class Writes:
 
     async def delete(self, call: Call) -> Answer:
         """DeleteObject of the current version; the origin's copy is hidden at once and deleted soon after."""
-        bucket = await self._buckets.known(call.target.bucket)
+        seen = await self._rooms.directory.get(call.name)
+        bucket = await self._buckets.known(call.target.bucket, seen.bucket)
         conditions = WriteConditions.of(call.params)
         if bucket.versioned or "IfMatchLastModifiedTime" in call.params or "IfMatchSize" in call.params:
             return await self._forwarding.settled(call, [call.name])
-        ground = await self.ground(call.name, conditions)
+        ground = await self.ground(call.name, conditions, seen)
         await self._delete(call.name, conditions, ground)
         return Answer(204, {ACK_HEADER: self._deletion_ack([call.name])})
 

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 import lmdb
@@ -313,7 +314,7 @@ class HoldersDirectory(EmbeddedDirectory):
     async def get(self, name: ObjectName) -> Seen:
         await asyncio.sleep(0)
         seen = await super().get(name)
-        return Seen(seen.record, seen.pending, seen.revision, seen.drops, dict(self.held))
+        return replace(seen, holders=dict(self.held), bucket=await super().get_bucket(name.bucket))
 
     async def _commit(self, holders: Iterable[Holder], change: Callable[[], Awaitable[T]]) -> T:
         await asyncio.sleep(0)

@@ -28,6 +28,32 @@ async def test_put_is_on_two_nodes_and_says_so(cluster: Cluster) -> None:
     assert cluster["a"].claims() == []
 
 
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+async def test_write_takes_one_look_and_one_commit(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Each is a way to etcd. How old the oldest write is, is asked for once a second."""
+    await cluster["a"].put("k", DATA)
+    asked: list[str] = []
+
+    def noted(name: str) -> Callable[..., Any]:
+        whole = getattr(cluster.directory, name)
+
+        def ask(*args: Any) -> Any:
+            asked.append(name)
+            return whole(*args)
+
+        return ask
+
+    for name in ("revision", "get", "get_bucket", "put_bucket", "put", "delete", "scan", "pending_under"):
+        monkeypatch.setattr(cluster.directory, name, noted(name))
+    if method == "PUT":
+        await cluster["a"].put("k", DATA)
+    else:
+        await cluster["a"].ask("DeleteObject", "DELETE", "k")
+    assert asked == ["get", "put" if method == "PUT" else "delete"]
+
+
 @pytest.mark.parametrize("count", [1, 3])
 async def test_prefix_says_on_how_many(start: Callable[..., Cluster], count: int) -> None:
     cluster = start(replicas_count=str(count))
