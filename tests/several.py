@@ -24,6 +24,12 @@ def nodes_asked() -> tuple[int, int]:
     return int(count), int(dead or 0)
 
 
+def memory_ack() -> str:
+    """What is said of a write that is in memory under the default rule: two copies, as far as there are nodes."""
+    count, dead = nodes_asked()
+    return f"memory:{min(count - dead, 2)}"
+
+
 def make_node(origin: str, **options: Any) -> RunningNode:
     """A `RunningNode`, or what stands for as many of them as are asked for."""
     count, dead = nodes_asked()

@@ -44,6 +44,9 @@ class FaultyOrigin:
     """The proxy, in a thread with its own event loop. A context manager; `endpoint` is for the gateway,
     `origin` is what stands behind it, `host` the address it listens at."""
 
+    TAKES_ALL = False
+    """Whether a connection whose request was answered early goes on, after the rest of its body; else it ends."""
+
     def __init__(self, origin: str, host: str = "127.0.0.1") -> None:
         self.origin = origin
         self._address = address_of(origin)
@@ -259,6 +262,8 @@ class FaultyOrigin:
         sending = asyncio.get_running_loop().create_task(self._send_body(exchange, writer))
         try:
             goes_on = await self._relay_answer(exchange, reader)
+            if goes_on and self.TAKES_ALL:
+                await sending
             is_whole = sending.done() or (str(exchange.seen.body_bytes) == exchange.head.header("content-length"))
         finally:
             # An origin that answers early wants no more of the body.

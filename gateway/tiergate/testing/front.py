@@ -12,6 +12,8 @@ class Front(FaultyOrigin):
     each request has a connection of its own on that side. All that can be asked of a `FaultyOrigin` can be asked of
     it: requests are recorded, and may be broken."""
 
+    TAKES_ALL = True
+
     def __init__(self, route: Callable[[Seen], str]) -> None:
         super().__init__("http://127.0.0.1:1")
         self._route = route

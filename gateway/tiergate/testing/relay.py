@@ -68,7 +68,11 @@ async def read_body(reader: asyncio.StreamReader, head: Head, until_close: bool)
 async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[tuple[bytes, bytes]]:
     while True:
         line = await reader.readuntil(b"\r\n")
-        size = int(line.split(b";")[0], 16)
+        try:
+            size = int(line.split(b";")[0], 16)
+        except ValueError:
+            yield line, b""  # Whom it is for says what is wrong with it.
+            return
         if not size:
             trailer = line
             while line != b"\r\n":
