@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Self
 
-from tiergate.testing.etcd import EtcdServer
+import pytest
+
+from tiergate.errors import ConfigError
+from tiergate.testing.etcd import EtcdServer, etcd_path
 from tiergate.testing.front import Front
 from tiergate.testing.node import DEADLINE_S, RunningNode, Victim
 from tiergate.testing.rules import Seen
@@ -24,6 +27,11 @@ def nodes_asked() -> tuple[int, int]:
     return int(count), int(dead or 0)
 
 
+def one_node(why: str) -> pytest.MarkDecorator:
+    """The mark of a test that makes sense for a single node only."""
+    return pytest.mark.skipif(nodes_asked() != (1, 0), reason=why)
+
+
 def memory_ack() -> str:
     """What is said of a write that is in memory under the default rule: two copies, as far as there are nodes."""
     count, dead = nodes_asked()
@@ -33,7 +41,13 @@ def memory_ack() -> str:
 def make_node(origin: str, **options: Any) -> RunningNode:
     """A `RunningNode`, or what stands for as many of them as are asked for."""
     count, dead = nodes_asked()
-    return RunningNode(origin, **options) if count == 1 else SeveralNodes(origin, count, dead, **options)
+    if count == 1:
+        return RunningNode(origin, **options)
+    try:
+        etcd_path()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    return SeveralNodes(origin, count, dead, **options)
 
 
 class SeveralNodes(RunningNode):
@@ -131,13 +145,22 @@ class SeveralNodes(RunningNode):
         return merged
 
     def metrics(self) -> str:
-        return "\n".join([super().metrics(), *(other.metrics() for other in self._others)])
+        """Each sample is the sum of those of the nodes."""
+        return _summed([super().metrics(), *(other.metrics() for other in self._others)])
 
     def retry(self, bucket: str | None = None, key: str | None = None) -> int:
         return super().retry(bucket, key) + sum(other.retry(bucket, key) for other in self._others)
 
     def log_tail(self, from_bytes: int = 0, limit_bytes: int = 20_000) -> str:
         return "\n".join([super().log_tail(from_bytes, limit_bytes), *(other.log_tail() for other in self._others)])
+
+
+def _summed(texts: Sequence[str]) -> str:
+    samples: dict[str, float] = {}
+    for line in (line for text in texts for line in text.splitlines() if not line.startswith("#")):
+        series, _, value = line.rpartition(" ")
+        samples[series] = samples.get(series, 0.0) + float(value)
+    return "\n".join(f"{series} {value!r}" for series, value in samples.items())
 
 
 def _merged(one: Any, other: Any) -> Any:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.conformance.rows import Row, aimed, answered, check, goes_on
 from tests.conformance.wire import UNSIGNED, Ask, Bucket, ClosedError, http_chunked
+from tests.several import one_node
 
 BAD_REQUEST = (400, "BadRequest")
 GET = Ask("GET", "/conformance/{}")
@@ -45,6 +46,7 @@ RAW = [
 ]
 
 
+@one_node("what is no request can be led nowhere")
 @pytest.mark.parametrize(("name", "data", "status", "code"), RAW, ids=[row[0] for row in RAW])
 def test_what_is_not_http_is_refused_and_the_connection_ends(
     s3: Bucket, name: str, data: bytes, status: int, code: str
