@@ -1,9 +1,10 @@
 """Grants the steps that can be seen in the origin, one look at the fence at a time.
 
 A marker going in and a member of its set being replaced must not overlap. Among the writes of this process that is
-seen to here: the marker's turn is decided on a fresh reading of what is pending, and a replaced member waits until no
-marker of its set is on its way. With write-throughs, which other processes do, and with other nodes the directory sees
-to it (`Step`): markers announce themselves always, and what replaces something where nodes share an origin.
+seen to here: the marker's turn is decided on a fresh reading of what is pending, and each waits until the other is not
+on its way, also where no fence holds it back: a marker that goes in while it is withdrawn would be clean, and gone.
+With write-throughs, which other processes do, and with other nodes the directory sees to it (`Step`): markers announce
+themselves always, and what replaces something where nodes share an origin.
 """
 
 import asyncio
@@ -109,7 +110,7 @@ class Gate:
         finally:
             step = self._going.pop(write.name, None)
             try:
-                if step is not None:
+                if step is not None and self._is_announced(write):
                     await self._end(step)
             finally:
                 self._present[write.uid] -= 1
@@ -149,9 +150,11 @@ class Gate:
         """Take the turn that `_seems_free` offers. Nothing is awaited between that and this, except by what announces
         itself, which is seen by others while it looks once more: what was committed since the last look is not in the
         view."""
-        if not self._is_announced(subject):
+        if not overlaps_anything(subject):
             return True
         step = self._going[subject.name] = self._step(subject)
+        if not self._is_announced(subject):
+            return True
         is_granted = False
         try:
             is_granted = await self._directory.begin_step(step)
@@ -167,9 +170,7 @@ class Gate:
 
     def _is_announced(self, subject: Pending) -> bool:
         """A marker going in; and, where a marker may go in from another node, what makes it untrue."""
-        if is_marker_put(subject):
-            return True
-        return self.is_shared and subject.role is not Role.POINTER and subject.base != NO_BASE
+        return self.is_shared or is_marker_put(subject)
 
     def _step(self, subject: Pending) -> Step:
         holder, replaces = str(self._standing.actor), subject.base != NO_BASE
@@ -203,6 +204,11 @@ class Gate:
 def is_marker_put(write: Pending) -> bool:
     """Whether the write, once seen, says that its set is whole."""
     return write.role is Role.MARKER and write.kind is Kind.PUT
+
+
+def overlaps_anything(write: Pending) -> bool:
+    """Whether there may be something that the write must not overlap with: a marker goes in, or may become untrue."""
+    return is_marker_put(write) or (write.role is not Role.POINTER and write.base != NO_BASE)
 
 
 def written(step: Step) -> str:

@@ -16,7 +16,7 @@ from tiergate.memory.memory import Memory, Pin
 from tiergate.model import NO_BASE, UNKNOWN_BASE, ObjectName, OriginUpload, Part, Pending, Version
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
-from tiergate.origin.client import Condition, OriginClient
+from tiergate.origin.client import Condition, OriginClient, OriginObject
 from tiergate.origin.retry import Tries
 from tiergate.origin.stamp import described
 from tiergate.replication.base import Alone, Notice, Replication
@@ -160,10 +160,16 @@ class Sender:
             if there is not None and is_there and not write.withdrawn:
                 return write, there.etag
             found = there.etag if there else NO_BASE
-            if found != base and base != UNKNOWN_BASE and write.conditional:
+            is_other = found != base and base != UNKNOWN_BASE
+            if is_other and write.conditional and not await self._took_away(write, there):
                 raise ForeignVersionError(412, "PreconditionFailed", "the origin holds a foreign version")
             base = found
         return await self._directory.begin(write.name, write.uid, base), None
+
+    async def _took_away(self, write: Pending, there: OriginObject | None) -> bool:
+        """Whether nothing is there since the gateway itself withdrew what was, maybe just now."""
+        pending = (await self._directory.get(write.name)).pending
+        return there is None and pending is not None and pending.withdrawn
 
     async def _attempt(
         self, write: Pending, version: Version, held: Sequence[Pin | None], visible: Visible
