@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
+from tiergate.checkpoints.markers import scope_of
 from tiergate.directory.base import Intent
 from tiergate.engine.afterwards import Afterwards
 from tiergate.engine.rooms import Rooms, log_name
@@ -50,8 +51,8 @@ class Turn:
             OriginError: a marker could not be withdrawn.
         """
         directory, markers = self._rooms.directory, self._rooms.markers
-        for name in names:
-            await self._rooms.withdrawals.clear_way(name, deleting=True)
+        for name in self._one_of_each_set(names):
+            await self._clear_way_to_delete(name)
         for name in names:
             seen = await directory.get(name)
             if name not in past and seen.pending is not None and seen.pending.withdrawn:
@@ -60,6 +61,27 @@ class Turn:
                 self._rooms.replaced(name, await directory.delete(name, intent))
         self._rooms.wake()
         await self.settle(names)
+
+    def _one_of_each_set(self, names: Sequence[ObjectName]) -> Collection[ObjectName]:
+        """What lies in one folder has the same markers around it, but for those of its own scope a marker."""
+        roles = {name: self._rooms.markers.role_of(name, 0) for name in names}
+        sets = {
+            (name.bucket, scope_of(name.key), role is Role.MARKER): name
+            for name, role in roles.items()
+            if role is not Role.POINTER
+        }
+        return sets.values()
+
+    async def _clear_way_to_delete(self, name: ObjectName) -> None:
+        """Nothing is pending of `name` that would hold a marker back: one that goes in while it is withdrawn would be
+        clean, and gone. To it any name is a member of its set."""
+        uid = new_uid(self._rooms.clock.wall_s())
+        step = Step(name, uid, self._rooms.step_holder, Role.SMALL, through=True, replaces=True)
+        try:
+            await self.wait(name, partial(self._rooms.directory.begin_step, step))
+            await self._rooms.withdrawals.clear_way(name, deleting=True)
+        finally:
+            await self.end(step)
 
     async def settle_prefix(self, bucket: str, prefix: str) -> None:
         """Wait until nothing is pending under a prefix.

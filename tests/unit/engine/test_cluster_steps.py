@@ -1,12 +1,15 @@
 """Steps in the origin: they end, and doubts are noted, also where the directory does not take that at once."""
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
 from tests.unit.engine.cluster import Cluster, content, name_of
 
+from tiergate.engine.afterwards import Afterwards
+from tiergate.engine.turn import Turn
 from tiergate.errors import DirectoryUnavailableError, FencedError, OverloadedError
-from tiergate.model import Step
+from tiergate.model import Role, Step
 
 DATA = content(50_000)
 
@@ -74,3 +77,36 @@ async def test_fenced_settling_of_a_set_is_no_error(one: Cluster, monkeypatch: p
         await one["a"].put("run/.metadata", b"second")
     assert asked
     assert await one.directory.steps() == []
+
+
+MARKER_STEP = Step(name_of("run/.metadata"), "m@holder", "holder", Role.MARKER, through=False, replaces=False)
+
+
+async def test_forwarded_deletion_withdraws_no_marker_that_goes_in(one: Cluster) -> None:
+    await one["a"].put("run/.metadata", b"marker")
+    assert await one.directory.begin_step(MARKER_STEP)
+    turn = Turn(one["a"].rooms, Afterwards(one.clock))
+    with pytest.raises(OverloadedError):
+        await turn.come_to_delete([name_of("run/a")], past=())
+    assert one.origin.objects[name_of("run/.metadata")].data == b"marker"
+    assert await one.directory.steps() == [MARKER_STEP]
+
+
+async def test_marker_does_not_go_in_while_a_forwarded_deletion_withdraws_it(one: Cluster) -> None:
+    await one["a"].put("run/.metadata", b"marker")
+    turn = Turn(one["a"].rooms, Afterwards(one.clock))
+    one.origin.eager = False
+    names = [name_of("run/a"), name_of("run/b"), name_of("run/.metadata")]
+    deleting = asyncio.create_task(turn.come_to_delete(names, past=names))
+    asked: list[str] = []
+    while "delete" not in asked:
+        for call in one.origin.open_calls():
+            asked.append(call.operation)
+            assert not await one.directory.begin_step(MARKER_STEP)
+            one.origin.let(call)
+        await asyncio.sleep(0)
+    with pytest.raises(OverloadedError):  # The marker that was withdrawn stays pending.
+        await deleting
+    assert asked.count("delete") == 1
+    assert name_of("run/.metadata") not in one.origin.objects
+    assert await one.directory.begin_step(MARKER_STEP)
