@@ -16,6 +16,7 @@ from tiergate.testing.netns import Network, Place
 from tiergate.testing.node import RunningNode
 from tiergate.testing.origins import ProcessOrigin, SeaweedOrigin
 from tiergate.testing.players import Player
+from tiergate.testing.tcprelay import TcpRelay
 from tiergate.testing.training import Trainer
 
 BUCKET = "cluster"
@@ -28,7 +29,7 @@ MEMORY = "96MiB"
 CLIENT = {"TIERGATE_ACCESS_KEY_ID": "AKIDCLUSTER", "TIERGATE_SECRET_ACCESS_KEY": "the-secret-of-clients"}
 SECRET = {"TIERGATE_CLUSTER_SECRET": "what the peers of these tests know each other by"}
 FLAGS = ("--origin-attempts", "2", "--origin-backoff", "20ms", "--origin-backoff-max", "200ms", "--marker-quiet", "1s")
-PATIENT_S = 40.0
+PATIENT_S = 90.0
 LONG_COUNT = 10_000
 """Saves of a job that goes on until it is told to end."""
 
@@ -70,6 +71,8 @@ class Cluster:
         memory_limits: Of nodes that have another one than `memory_limit`.
         environments: Further variables of single nodes.
         tries_count: How often clients try a request at most.
+        etcd_delay_s: By how much longer the way to etcd is, in each direction.
+        prefix: What the prefix `once/` of the bucket is declared as, in the form of `--prefix`.
     """
 
     standing: Standing
@@ -84,6 +87,8 @@ class Cluster:
     memory_limits: Mapping[str, str] = field(default_factory=dict[str, str])
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     tries_count: int = TRIES_COUNT
+    etcd_delay_s: float = 0.0
+    prefix: str = ""
     nodes: dict[str, RunningNode] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)
     bucket: str = ""
@@ -93,6 +98,7 @@ class Cluster:
         self.journal = Journal(tries_count=self.tries_count)
         self._stack = ExitStack()
         self._etcd: EtcdServer | None = None
+        self._endpoints: list[str] = []
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -104,6 +110,7 @@ class Cluster:
             self.direct.create_bucket(Bucket=self.bucket)
             if not self.alone:
                 self._etcd = stack.enter_context(EtcdServer(self.members_count, host=self.standing.etcd_host))
+                self._endpoints = self._ways_to_etcd(stack)
             network.heal()
             names = [f"n{index}" for index in range(self.nodes_count)]
             self.nodes = {name: self._make(stack, name) for name in names}
@@ -120,13 +127,21 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def _ways_to_etcd(self, stack: ExitStack) -> list[str]:
+        if not self.etcd_delay_s:
+            return self.etcd.endpoints
+        host = self.standing.etcd_host
+        members = [endpoint.rpartition(":") for endpoint in self.etcd.endpoints]
+        relays = [TcpRelay((to, int(port)), self.etcd_delay_s, host) for to, _, port in members]
+        return [stack.enter_context(relay).address for relay in relays]
+
     def _make(self, stack: ExitStack, name: str) -> RunningNode:
         network = self.standing.network
         place = self.places[name] = network.place(name)
         stack.callback(network.leave, place)
         return RunningNode(
             self.standing.proxy.endpoint,
-            flags=(*FLAGS, *self._member_flags(name, place), *self.flags),
+            flags=(*FLAGS, *self._member_flags(name, place), *self._prefix_flags(), *self.flags),
             memory_limit=self.memory_limits.get(name, self.memory_limit),
             environment=CLIENT | ({} if self.alone else SECRET) | dict(self.environments.get(name, {})),
             access_key=self.standing.origin.access_key,
@@ -139,9 +154,12 @@ class Cluster:
     def _member_flags(self, name: str, place: Place) -> list[str]:
         if self.alone:
             return []
-        flags = ["--cluster", f"etcd://{','.join(self.etcd.endpoints)}", "--node-name", name, "--zone", f"z{name}"]
+        flags = ["--cluster", f"etcd://{','.join(self._endpoints)}", "--node-name", name, "--zone", f"z{name}"]
         flags += ["--advertise", f"{place.address}:{PEER_PORT}", "--lease", f"{self.lease_s}s"]
         return [*flags, "--replicas", str(self.copies_count)]
+
+    def _prefix_flags(self) -> list[str]:
+        return ["--prefix", f"{{uri = 's3://{self.bucket}/once/', {self.prefix}}}"] if self.prefix else []
 
     # -- parts
     @property

@@ -1,11 +1,17 @@
-"""Several nodes on etcd in a network that tests break."""
+"""Several nodes on etcd in a network that tests break: real processes, real etcd, real addresses.
+
+What is here takes minutes, so only one test of each kind runs always. TIERGATE_TEST_CLUSTER=all runs the others too.
+Without root, or what else namespaces take, or etcd, there is nothing to break, and the tests are skipped.
+"""
 
 import functools
 import os
 import random
+import shutil
 import signal
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +22,15 @@ from tiergate.testing.netns import Network
 
 missing = functools.cache(netns.missing)
 
+HERE = Path(__file__).parent
+TIMEOUT_S = 300
+"""Of a test, on a machine that has other things to do."""
+
+thorough = pytest.mark.skipif(
+    os.environ.get("TIERGATE_TEST_CLUSTER") != "all", reason="TIERGATE_TEST_CLUSTER=all runs it"
+)
+"""Marks a test that is not run always."""
+
 CLUSTERS = pytest.StashKey[list[Cluster]]()
 
 StartCluster = Callable[..., Cluster]
@@ -24,6 +39,13 @@ StartCluster = Callable[..., Cluster]
 def pytest_configure() -> None:
     """So that `timeout` leaves no process and no memory behind: fixtures are torn down as after Ctrl-C."""
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("ended by SIGTERM"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests of this folder more time."""
+    for item in items:
+        if item.path.is_relative_to(HERE) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -76,6 +98,8 @@ def start_cluster(request: pytest.FixtureRequest, standing: Standing, seed: str)
     with ExitStack() as stack:
 
         def start(**options: Any) -> Cluster:
+            if not options.get("alone") and shutil.which("etcd") is None:
+                pytest.skip("there is no etcd binary on PATH")
             standing.proxy.heal()
             cluster = Cluster(standing, seed, **options)
             request.node.stash.setdefault(CLUSTERS, []).append(cluster)

@@ -1,13 +1,12 @@
 """Nodes that die, freeze, come back, come back empty, or leave in order: what they owed is finished by others, once,
 and what they still believe harms nobody."""
 
-import os
 from typing import Any
 
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 from tests.cluster.clusters import Cluster
-from tests.cluster.conftest import StartCluster
+from tests.cluster.conftest import StartCluster, thorough
 
 from tiergate.testing.journal import value_of
 from tiergate.testing.objects import body_of, is_missing
@@ -56,8 +55,7 @@ def test_survivors_finish_what_a_killed_owner_owed(start_cluster: StartCluster) 
     cluster.end(but=["n0"])
 
 
-@pytest.mark.skipif(not os.environ.get("TIERGATE_TEST_SLOW"), reason="takes minutes; TIERGATE_TEST_SLOW=1 runs it")
-@pytest.mark.timeout(400)
+@thorough
 def test_promises_to_the_dead_end(start_cluster: StartCluster) -> None:
     """What peers kept for a sender that died in between is given back, once their promise is over."""
     cluster = start_cluster()

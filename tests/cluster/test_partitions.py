@@ -109,7 +109,8 @@ def test_node_cut_from_everything_at_once(start_cluster: StartCluster) -> None:
         cluster.cut_from_origin("n0")
         cluster.cut_apart("n0", "n1", "n2")
         cluster.wait_gone("n0")
-        cluster.wait_saved(trainer)
+        with cluster.training("n1", "n2", run="elsewhere") as elsewhere:
+            cluster.wait_saved(elsewhere)
         cluster.standing.network.heal()
         cluster.wait_saved(trainer)
     cluster.node("n0").wait_until("n0 is back", lambda: cluster.is_member("n0"))

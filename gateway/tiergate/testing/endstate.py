@@ -155,7 +155,8 @@ class End:
         found = []
         for name, node in self.nodes.items():
             limit_bytes = node.status()["memory"]["limit_bytes"]
-            found += [f"memory of {name}: {each}" for each in memory_problems(node.memory_dir / "slabs", limit_bytes)]
+            problems = memory_problems(node.memory_dir / "slabs", limit_bytes, is_alone=self.etcd is None)
+            found += [f"memory of {name}: {each}" for each in problems]
             broken = node.metric("tiergate_http_broken_invariants_total")
             if broken:
                 found.append(f"{name} met {broken:g} broken invariants: {node.log_tail()}")
@@ -189,15 +190,20 @@ def _get(client: Any, bucket: str, key: str, journal: Journal) -> "tuple[Value |
     return value, answer["ETag"].strip('"')
 
 
-def memory_problems(slabs: Path, limit_bytes: int) -> list[str]:
+def memory_problems(slabs: Path, limit_bytes: int, *, is_alone: bool) -> list[str]:
     """What the audit of a node's memory says, the node running or not. Leaves it as it is.
 
     Args:
         slabs: Its folder of that name.
         limit_bytes: As `--memory-limit`.
+        is_alone: Whether its directory is in the same memory, which leaves less for bytes.
     """
     settings = Settings(
-        memory_dir=slabs.parent, memory_limit_bytes=limit_bytes, workers_count=1, client_auth=ClientAuth.KEYS
+        memory_dir=slabs.parent,
+        memory_limit_bytes=limit_bytes,
+        workers_count=1,
+        client_auth=ClientAuth.KEYS,
+        cluster="" if is_alone else "etcd://elsewhere",
     )
     memory = Memory.open(slabs, split(settings).memory, SystemClock())
     try:

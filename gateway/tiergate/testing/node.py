@@ -4,6 +4,7 @@ It can be killed in every way a machine knows and started again on the memory it
 the context ends all of its processes and removes its memory.
 """
 
+import functools
 import json
 import os
 import re
@@ -30,7 +31,7 @@ T = TypeVar("T")
 Victim = Literal["all", "parent", "worker", "background"]
 Part = Literal["all", "worker", "background"]
 
-READY_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 60.0
 DEADLINE_S = 30.0
 """How long a test waits at most for something that must happen."""
 
@@ -336,7 +337,7 @@ class RunningNode:
         kept = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("AWS_", "TIERGATE_", "PYTHONPATH"))
+            if not name.startswith(("AWS_", "TIERGATE_", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"))
         }
         source = str(Path(tiergate.__file__).parent.parent)
         keys = {
@@ -346,6 +347,7 @@ class RunningNode:
             "AWS_CONFIG_FILE": os.devnull,
             "AWS_EC2_METADATA_DISABLED": "true",
             "PYTHONPATH": source,
+            "PYTHONPYCACHEPREFIX": _bytecode().name,
         }
         return kept | keys | self._environment
 
@@ -422,6 +424,12 @@ class RunningNode:
         finally:
             for pidfd in pidfds:
                 os.close(pidfd)
+
+
+@functools.cache
+def _bytecode() -> "tempfile.TemporaryDirectory[str]":
+    """Where the nodes of this run share what the interpreter compiled: a third of a start. Gone with the run."""
+    return tempfile.TemporaryDirectory(prefix="tiergate-bytecode-")
 
 
 def _children(parent: int) -> dict[str, int]:
