@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 from tiergate.testing.endstate import LAYOUT, End
@@ -13,13 +14,14 @@ from tiergate.testing.etcd import EtcdServer
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.journal import Journal
 from tiergate.testing.netns import Network, Place
-from tiergate.testing.node import RunningNode
+from tiergate.testing.node import PROGRAM, RunningNode
 from tiergate.testing.origins import ProcessOrigin, SeaweedOrigin
 from tiergate.testing.players import Player
 from tiergate.testing.tcprelay import TcpRelay
 from tiergate.testing.training import Trainer
 
 BUCKET = "cluster"
+BRIEF_NODE = Path(__file__).parent / "brief_node.py"
 PORTS = (9000, 9001)
 PEER_PORT = 9002
 LEASE_S = 3
@@ -72,6 +74,7 @@ class Cluster:
         environments: Further variables of single nodes.
         tries_count: How often clients try a request at most.
         etcd_delay_s: By how much longer the way to etcd is, in each direction.
+        brief: Whether what nodes promise to each other is over within a test (`brief_node.BRIEF`).
         prefix: What the prefix `once/` of the bucket is declared as, in the form of `--prefix`.
     """
 
@@ -88,6 +91,7 @@ class Cluster:
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     tries_count: int = TRIES_COUNT
     etcd_delay_s: float = 0.0
+    brief: bool = False
     prefix: str = ""
     nodes: dict[str, RunningNode] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)
@@ -149,6 +153,7 @@ class Cluster:
             address=place.address,
             ports=PORTS,
             enter=place.enter,
+            program=(str(BRIEF_NODE),) if self.brief else PROGRAM,
         )
 
     def _member_flags(self, name: str, place: Place) -> list[str]:
@@ -234,7 +239,7 @@ class Cluster:
         self.standing.network.cut(self.places[one], *(self.places[other] for other in others))
 
     # -- judging
-    def end(self, *, but: Sequence[str] = (), swept: bool | None = None, **options: Any) -> None:
+    def end(self, *, but: Sequence[str] = (), **options: Any) -> None:
         """What must hold in the end (`tiergate.testing.endstate`) holds, of all nodes `but` these, which are dead.
 
         Raises:
@@ -248,7 +253,7 @@ class Cluster:
             self.direct,
             self._etcd,
             lambda: self.standing.proxy.requests,
-            swept=self.alone if swept is None else swept,
+            swept=self.alone or self.brief,
             **options,
         )
         problems = end.problems()

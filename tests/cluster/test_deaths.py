@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 from tests.cluster.clusters import Cluster
-from tests.cluster.conftest import StartCluster, thorough
+from tests.cluster.conftest import StartCluster
 
 from tiergate.testing.journal import value_of
 from tiergate.testing.objects import body_of, is_missing
@@ -55,17 +55,16 @@ def test_survivors_finish_what_a_killed_owner_owed(start_cluster: StartCluster) 
     cluster.end(but=["n0"])
 
 
-@thorough
 def test_promises_to_the_dead_end(start_cluster: StartCluster) -> None:
     """What peers kept for a sender that died in between is given back, once their promise is over."""
-    cluster = start_cluster()
+    cluster = start_cluster(brief=True)
     gate = hold_writes(cluster)
     with cluster.training("n0") as trainer:
         cluster.wait_saved(trainer)
         cluster.node("n0").kill9()
     gate.release()
     cluster.standing.proxy.heal()
-    cluster.end(but=["n0"], swept=True, deadline_s=300.0)
+    cluster.end(but=["n0"])
 
 
 def test_what_a_zombie_sends_harms_nothing(start_cluster: StartCluster) -> None:

@@ -452,7 +452,7 @@ class Process:
             GRACE_S,
             5.0,
         )
-        self.sweep = Sweep(self.directory, self.memory, clock, PROMISE_S, 5.0)
+        self.sweep = Sweep(self.directory, self.memory, clock, PROMISE_S)
 
     def start(self) -> None:
         self.run(self._serve())

@@ -32,6 +32,18 @@ class Notice:
     body_uids: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What nodes rely on instead of telling each other: a peer keeps what it took for `keep_s`, whatever the directory
+    says, and who sent it commits within `commit_s` of asking. The rest is for clocks, and for commits under way."""
+
+    commit_s: float
+    keep_s: float
+
+
+PROMISE = Promise(commit_s=30.0, keep_s=120.0)
+
+
 class Copying(Protocol):
     """A body on its way to peers while it arrives here. Belongs to one request; sealed or aborted in the end."""
 

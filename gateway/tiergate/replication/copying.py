@@ -12,12 +12,6 @@ from tiergate.replication.roster import Roster
 from tiergate.replication.seams import HoldingMemory
 from tiergate.replication.wire import PeerFaultError, Reason
 
-COMMIT_S = 30.0
-"""So long after a peer was asked to take bytes, a commit may still rest on them."""
-
-PROMISE_S = 120.0
-"""So long a peer keeps what it took, whatever the directory says. The rest is for clocks, and for commits under way."""
-
 REPLACEMENTS_COUNT = 3
 """So many more peers are tried for one set of copies than it takes."""
 
@@ -43,6 +37,7 @@ class PeerCopying:
         body_uid: str,
         size_bytes: int | None,
         peers_count: int,
+        commit_s: float,
     ) -> None:
         """Raises MembershipOverError."""
         roster.me()
@@ -55,6 +50,7 @@ class PeerCopying:
         self._holder = holder
         self._body_uid = body_uid
         self._peers_count = peers_count
+        self._commit_s = commit_s
         chosen = roster.places(holder)[:peers_count]
         self._pushes = [(node, channel.push(node, name, holder, body_uid, size_bytes)) for node in chosen]
 
@@ -65,7 +61,7 @@ class PeerCopying:
             await push.settle()
 
     async def seal(self, body: Body) -> Copies:
-        until_s = self._clock.monotonic_s() + COMMIT_S
+        until_s = self._clock.monotonic_s() + self._commit_s
         held: list[Holder] = []
         failed: list[Node] = []
         try:

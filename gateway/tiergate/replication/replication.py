@@ -8,7 +8,7 @@ from tiergate.clock import Clock
 from tiergate.errors import PeerError
 from tiergate.model import Body, Holder, Node, ObjectName
 from tiergate.observe.metrics import Metrics
-from tiergate.replication.base import Copies, Copying, Notice
+from tiergate.replication.base import PROMISE, Copies, Copying, Notice
 from tiergate.replication.channel import PeerChannel
 from tiergate.replication.copying import PeerCopying
 from tiergate.replication.fetching import Fetching
@@ -28,15 +28,22 @@ class PeerReplication:
     """Implements `Replication`. Made in a running event loop; `channel` is closed by whoever made it, after `close`."""
 
     def __init__(
-        self, memory: HoldingMemory, channel: PeerChannel, roster: Roster, clock: Clock, metrics: Metrics
+        self,
+        memory: HoldingMemory,
+        channel: PeerChannel,
+        roster: Roster,
+        clock: Clock,
+        metrics: Metrics,
+        commit_s: float = PROMISE.commit_s,
     ) -> None:
         self._memory = memory
         self._channel = channel
         self._roster = roster
         self._clock = clock
+        self._commit_s = commit_s
         self.fetching = Fetching(memory, channel, roster, clock, metrics)
         """Also for what peers make this node pull."""
-        self._spreading = Spreading(self.fetching, channel, roster, clock)
+        self._spreading = Spreading(self.fetching, channel, roster, clock, commit_s)
         self._notices = NoticeQueues(channel, roster, metrics)
         self._background: set[asyncio.Task[None]] = set()
 
@@ -69,6 +76,7 @@ class PeerReplication:
             body_uid,
             size_bytes,
             copies_count - 1,
+            self._commit_s,
         )
 
     async def spread(

@@ -9,13 +9,14 @@ from tiergate.errors import TooFewCopiesError
 from tiergate.model import Body, Holder, Node, ObjectName
 from tiergate.replication.base import Copies
 from tiergate.replication.channel import PeerChannel
-from tiergate.replication.copying import COMMIT_S, REPLACEMENTS_COUNT
+from tiergate.replication.copying import REPLACEMENTS_COUNT
 from tiergate.replication.fetching import Fetching
 from tiergate.replication.roster import Roster
 from tiergate.replication.wire import PULL_BODIES_COUNT, PeerFaultError, Pull
 
-FRESH_S = COMMIT_S / 3
-"""A pull that took longer than this is asked for once more: what it began with may have been promised for too long."""
+FRESH_SHARE = 1 / 3
+"""A pull that took longer than this part of the time to commit is asked for once more: what it began with may have been
+promised for too long."""
 
 PULL_ROUNDS_COUNT = 3
 
@@ -25,11 +26,12 @@ At = Mapping[str, Sequence[Holder]]
 class Spreading:
     """Spreads bodies."""
 
-    def __init__(self, fetching: Fetching, channel: PeerChannel, roster: Roster, clock: Clock) -> None:
+    def __init__(self, fetching: Fetching, channel: PeerChannel, roster: Roster, clock: Clock, commit_s: float) -> None:
         self._fetching = fetching
         self._channel = channel
         self._roster = roster
         self._clock = clock
+        self._commit_s = commit_s
 
     async def spread(self, name: ObjectName, holder: str, bodies: Sequence[Body], copies_count: int, at: At) -> Copies:
         """See `Replication.spread`."""
@@ -64,7 +66,7 @@ class Spreading:
                 )
             outcomes = await asyncio.gather(*(self._pulled(node, holder, bodies, at) for node in batch))
             held += [outcome for outcome in outcomes if outcome is not None]
-        until_s = min(asked_s for _, asked_s in held) + COMMIT_S
+        until_s = min(asked_s for _, asked_s in held) + self._commit_s
         return Copies((self._roster.me(), *(each for each, _ in held)), until_s)
 
     def _candidates(self, holder: str, bodies: Sequence[Body], at: At) -> list[Node]:
@@ -87,7 +89,7 @@ class Spreading:
                     some = tuple(bodies[start : start + PULL_BODIES_COUNT])
                     sources = tuple(self._names(at.get(body.uid, ()), node) for body in some)
                     epoch = await self._channel.pull(node, Pull(holder, some, sources))
-                if self._clock.monotonic_s() - asked_s < FRESH_S:
+                if self._clock.monotonic_s() - asked_s < self._commit_s * FRESH_SHARE:
                     break
         except PeerFaultError:
             self._roster.shun(node.name)

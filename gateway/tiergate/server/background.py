@@ -14,6 +14,7 @@ from tiergate.engine.rooms import Rooms
 from tiergate.errors import FencedError, OverloadedError, TiergateError, invariant
 from tiergate.observe.logs import get_logger
 from tiergate.policy.bandwidth import TokenBucket
+from tiergate.replication.base import PROMISE, Promise
 from tiergate.server.admin import Admin
 from tiergate.server.wiring import (
     copier_of,
@@ -57,14 +58,14 @@ def run(context: ChildContext) -> None:
     asyncio.run(serve(context))
 
 
-async def serve(context: ChildContext) -> None:
+async def serve(context: ChildContext, promise: Promise = PROMISE) -> None:
     """Work until SIGTERM. What is in flight then goes on at the next start: all state is in the memory folder. A member
     of a cluster first brings away what it owes, as far as `drain` lets it, and leaves."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     if context.settings.cluster:
         await leave_embedded(context)
-    async with open_cluster(context) as cluster, view_of(cluster), open_rooms(context, cluster) as rooms:
+    async with open_cluster(context, promise) as cluster, view_of(cluster), open_rooms(context, cluster) as rooms:
         background = Background(context, rooms, cluster)
         if cluster is None:
             await background.work(stop)
@@ -174,7 +175,7 @@ class Background:
             TokenBucket(settings.repair_bytes_per_s),
             settings.restart_grace_s,
         )
-        sweep = Sweep(cluster.directory, rooms.memory, rooms.clock)
+        sweep = Sweep(cluster.directory, rooms.memory, rooms.clock, cluster.promise.keep_s)
         return [survivors.run(), wake_at_changes(cluster, survivors), repair.run(), sweep.run()]
 
     async def _wind_up(self, cluster: "Cluster", uploading: "asyncio.Task[None]") -> None:

@@ -22,6 +22,7 @@ from tiergate.etcd.client import Access, EtcdClient
 from tiergate.memory.memory import Memory
 from tiergate.observe.metrics import Metrics
 from tiergate.policy.rendezvous import HOUSEKEEPER, ranked
+from tiergate.replication.base import PROMISE, Promise
 from tiergate.replication.channel import ChannelSettings, PeerChannel
 from tiergate.replication.replication import PeerReplication
 from tiergate.replication.roster import Roster
@@ -39,6 +40,7 @@ class Cluster:
     directory: ClusteredDirectory
     view: LiveView
     roster: Roster
+    promise: Promise
 
     def keeps_house(self) -> bool:
         """Whether this node does what one does for all. For a moment after a change two may, or none."""
@@ -50,7 +52,7 @@ class Cluster:
 
 
 @asynccontextmanager
-async def open_cluster(context: ChildContext, clock: Clock) -> AsyncIterator[Cluster]:
+async def open_cluster(context: ChildContext, clock: Clock, promise: Promise = PROMISE) -> AsyncIterator[Cluster]:
     """Open it all, and keep the view up to date within the block.
 
     Raises:
@@ -65,7 +67,7 @@ async def open_cluster(context: ChildContext, clock: Clock) -> AsyncIterator[Clu
     view = LiveView(Nodes(client, keys), clock)
     roster = Roster(settings.node_name, settings.zone, view.live, lambda: standing.me, clock)
     try:
-        yield Cluster(settings.node_name, client, keys, board, standing, directory, view, roster)
+        yield Cluster(settings.node_name, client, keys, board, standing, directory, view, roster, promise)
     finally:
         await directory.close()
         await client.close()
@@ -92,7 +94,7 @@ async def open_replication(
         clock,
         metrics,
     )
-    replication = PeerReplication(memory, channel, cluster.roster, clock, metrics)
+    replication = PeerReplication(memory, channel, cluster.roster, clock, metrics, cluster.promise.commit_s)
     try:
         yield replication
     finally:

@@ -23,7 +23,7 @@ from tiergate.model import ObjectName
 from tiergate.observe.metrics import Metrics
 from tiergate.origin.client import OriginClient, OriginSettings
 from tiergate.origin.forward import Forwarder
-from tiergate.replication.base import Alone, Replication
+from tiergate.replication.base import Alone, Promise, Replication
 from tiergate.server.budget import split
 from tiergate.writeback.copier import Copier
 from tiergate.writeback.gate import Gate
@@ -42,7 +42,7 @@ EMBEDDED_BYTES = 2 << 20
 
 
 @asynccontextmanager
-async def open_cluster(context: ChildContext) -> AsyncIterator["Cluster | None"]:
+async def open_cluster(context: ChildContext, promise: Promise) -> AsyncIterator["Cluster | None"]:
     """The cluster as this process reaches it; None for a node alone."""
     async with AsyncExitStack() as stack:
         cluster = None
@@ -50,7 +50,7 @@ async def open_cluster(context: ChildContext) -> AsyncIterator["Cluster | None"]
             # Here and not above, since a node alone needs no gRPC, and may not have it.
             from tiergate.server import cluster as opener
 
-            cluster = await stack.enter_async_context(opener.open_cluster(context, SystemClock()))
+            cluster = await stack.enter_async_context(opener.open_cluster(context, SystemClock(), promise))
         yield cluster
 
 

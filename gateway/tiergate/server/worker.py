@@ -15,6 +15,7 @@ from tiergate.engine.service import Service
 from tiergate.errors import InvariantError, OriginError
 from tiergate.observe.logs import get_logger
 from tiergate.origin.credentials import CredentialChain
+from tiergate.replication.base import PROMISE, Promise
 from tiergate.replication.replication import PeerReplication
 from tiergate.s3.sigv4 import SecretFor
 from tiergate.server.app import S3Server
@@ -41,7 +42,7 @@ def run(context: ChildContext) -> None:
     asyncio.run(serve(context))
 
 
-async def serve(context: ChildContext) -> None:
+async def serve(context: ChildContext, promise: Promise = PROMISE) -> None:
     """Serve until SIGTERM; in a cluster, peers until the next one."""
     loop = asyncio.get_running_loop()
     stop, end = asyncio.Event(), asyncio.Event()
@@ -49,7 +50,7 @@ async def serve(context: ChildContext) -> None:
     if context.listen_socket is None:
         raise InvariantError("a worker needs its socket")
     settings = context.settings
-    async with open_cluster(context) as cluster, view_of(cluster), open_rooms(context, cluster) as rooms:
+    async with open_cluster(context, promise) as cluster, view_of(cluster), open_rooms(context, cluster) as rooms:
         service = Service(rooms)
         secret_for: SecretFor | None = None
         keeper: asyncio.Task[None] | None = None

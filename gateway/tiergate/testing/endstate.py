@@ -34,7 +34,7 @@ class End:
     """What there is to look at. `nodes` live, by name; `lost`: keys whose copies the test destroyed, of which nothing
     is asked; `requests` gives the origin's record since before the journal began, if one was kept. `swept`:
     whether no dirty byte may be left in any memory; a peer keeps what it was sent for minutes if the sender then died
-    (`tiergate.replication.copying.PROMISE_S`)."""
+    (`tiergate.replication.base.PROMISE`)."""
 
     journal: Journal
     bucket: str

@@ -31,6 +31,7 @@ T = TypeVar("T")
 Victim = Literal["all", "parent", "worker", "background"]
 Part = Literal["all", "worker", "background"]
 
+PROGRAM = ("-m", "tiergate")
 READY_TIMEOUT_S = 60.0
 DEADLINE_S = 30.0
 """How long a test waits at most for something that must happen."""
@@ -62,6 +63,7 @@ class RunningNode:
         ports: The ports for S3 and the admin; 0: the kernel gives another one at each start.
         enter: What comes before its command, to run it elsewhere (`tiergate.testing.netns.Place.enter`). It must
             become the command, not start it.
+        program: What the interpreter runs as `tiergate`.
     """
 
     def __init__(
@@ -79,9 +81,11 @@ class RunningNode:
         address: str = "127.0.0.1",
         ports: tuple[int, int] = (0, 0),
         enter: Sequence[str] = (),
+        program: Sequence[str] = PROGRAM,
     ) -> None:
         self.origin = origin
         self._enter = tuple(enter)
+        self._program = tuple(program)
         self.flags = tuple(flags)
         self._memory_limit = memory_limit
         self._workers_count = workers
@@ -136,7 +140,7 @@ class RunningNode:
         """
         if self._process is not None:
             raise RuntimeError("the node runs already")
-        command = [*self._enter, sys.executable, "-m", "tiergate", "serve"]
+        command = [*self._enter, sys.executable, *self._program, "serve"]
         command += ["--origin", self.origin]
         command += ["--memory-dir", str(self.memory_dir), "--memory-limit", self._memory_limit]
         command += ["--workers", str(self._workers_count), *self.flags, *self._addresses]

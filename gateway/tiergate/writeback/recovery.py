@@ -12,12 +12,6 @@ from tiergate.writeback.standing import Actor
 
 log = get_logger(__name__)
 
-PROMISE_S = 120.0
-"""So long a node of a cluster keeps what it received for another, whatever the directory says: the other may be about
-to name it as a holder."""
-
-SWEEP_INTERVAL_S = 60.0
-
 
 async def recover(directory: Directory, memory: Memory) -> int:
     """Drop bytes that no committed version or upload holds, release what the dead were reading, and let bytes be
@@ -61,21 +55,13 @@ async def doubt(directory: Directory, name: ObjectName) -> None:
 
 class Sweep:
     """The regular part of recovery on a node of a cluster. What peers put here and then did not commit in time is
-    dropped; what the origin has may be evicted. Clean bytes go by their age alone."""
+    dropped; what the origin has may be evicted. Clean bytes go by their age alone. `keep_s`: as of `Promise`."""
 
-    def __init__(
-        self,
-        directory: Directory,
-        memory: Memory,
-        clock: Clock,
-        promise_s: float = PROMISE_S,
-        interval_s: float = SWEEP_INTERVAL_S,
-    ) -> None:
+    def __init__(self, directory: Directory, memory: Memory, clock: Clock, keep_s: float) -> None:
         self._directory = directory
         self._memory = memory
         self._clock = clock
-        self._promise_s = promise_s
-        self._interval_s = interval_s
+        self._keep_s = keep_s
 
     async def once(self) -> None:
         """One sweep. It takes the time of the promise.
@@ -85,7 +71,7 @@ class Sweep:
         """
         mark = self._memory.mark()
         # Whoever is named by what is committed in time is seen by the reading after this.
-        await self._clock.sleep(self._promise_s)
+        await self._clock.sleep(self._keep_s)
         live = await self._directory.live_holders()
         self._memory.reconcile(live, mark, keep_clean=True)
         self._memory.settle_holders(await self._directory.owed_holders(), mark)
@@ -97,4 +83,4 @@ class Sweep:
                 await self.once()
             except TiergateError as error:
                 log.warning("memory could not be swept, tried again later", error=error)
-            await self._clock.sleep(self._interval_s)
+            await self._clock.sleep(self._keep_s / 2)
