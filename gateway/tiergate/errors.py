@@ -135,6 +135,10 @@ class ConflictError(TiergateError):
     """A directory guard failed: the record was changed since it was read. Re-read and decide again."""
 
 
+class PartsChangedError(ConflictError):
+    """A part of an upload was replaced or moved since the parts were read that are to become its version."""
+
+
 class FencedError(TiergateError):
     """Ownership was lost: somebody newer owns this write."""
 

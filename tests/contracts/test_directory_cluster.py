@@ -24,6 +24,7 @@ from tiergate.testing.directory_contract import (
     SHARD,
     DirectoryContract,
     keys_of,
+    make_completed,
     make_intent,
     make_part,
     make_upload,
@@ -137,7 +138,7 @@ async def test_who_commits_owns_and_owes(cluster: Cluster) -> None:
     await put(a.directory, object_name("1"), "v1", make_intent(now_s=20.0))
     await put(b.directory, object_name("2"), "v2", make_intent(now_s=30.0))
     await a.directory.create_upload(make_upload("up", object_name("3")))
-    await b.directory.finish_upload("up", make_version("v3"), [], make_intent(now_s=10.0))
+    await b.directory.finish_upload("up", make_completed("v3"), [], make_intent(now_s=10.0))
     await a.directory.delete(object_name("4"), make_intent(now_s=40.0))
     await put_clean(b.directory, MARKER, "m1", "o1", Role.MARKER)
     await a.directory.withdraw(MARKER, "m1", 5.0)
@@ -402,7 +403,8 @@ async def test_holders_are_told_by_key_and_by_node(cluster: Cluster) -> None:
     await a.directory.create_upload(make_upload("up", awkward))
     await a.directory.put_part("up", replace(make_part(1, "p"), at=(a.me,)))
     assert (await b.directory.list_parts("up"))[0].at == (a.me,)
-    finished = await b.directory.finish_upload("up", make_version("v4"), [], make_intent(holders=(b.me,)))
+    completed = make_completed("v4", make_part(1, "p"))
+    finished = await b.directory.finish_upload("up", completed, [], make_intent(holders=(b.me,)))
     assert finished.held_by == {a.me, b.me}
     assert await a.directory.held_by("a") == []
 

@@ -13,6 +13,7 @@ from tests.directoryrows import check_rows
 from tiergate.clock import SystemClock
 from tiergate.directory.base import Committed, Directory
 from tiergate.directory.clustered import ClusteredDirectory
+from tiergate.directory.codec import pack
 from tiergate.directory.committer import Change
 from tiergate.directory.keys import Keys
 from tiergate.errors import DirectoryUnavailableError, MemoryFullError, NotFoundError, OutcomeUnknownError
@@ -23,6 +24,7 @@ from tiergate.testing.directory_contract import (
     MARKER,
     SHARD,
     DirectoryContract,
+    make_completed,
     make_intent,
     make_part,
     make_upload,
@@ -236,7 +238,7 @@ async def test_upload_of_many_parts_ends_whole(clustered: ClusteredDirectory) ->
         await clustered.create_upload(make_upload(upload_id))
         await asyncio.gather(*(clustered.put_part(upload_id, part) for part in parts))
     assert await clustered.abort_upload("up1") == parts
-    await clustered.finish_upload("up2", make_version("v1"), [], make_intent())
+    await clustered.finish_upload("up2", make_completed("v1", *parts), [], make_intent())
     assert await clustered.list_parts("up1") == await clustered.list_parts("up2") == []
 
 
@@ -330,11 +332,19 @@ def parts_of(count: int, size_bytes: int, checksums: dict[str, int]) -> tuple[Pa
     ],
 )
 async def test_upload_of_very_many_parts_is_completed(
-    clustered: ClusteredDirectory, count: int, size_bytes: int, checksums: dict[str, int]
+    clustered: ClusteredDirectory,
+    client: EtcdClient,
+    keys: Keys,
+    count: int,
+    size_bytes: int,
+    checksums: dict[str, int],
 ) -> None:
     parts = parts_of(count, size_bytes, checksums)
     version = replace(make_version("v1"), parts=parts, size_bytes=count * size_bytes)
     await clustered.create_upload(make_upload("up"))
+    for start in range(0, count, 100):
+        rows = (Put(keys.part("up", part.number), pack(part)) for part in parts[start : start + 100])
+        await client.txn(Txn((), tuple(rows)))
     await clustered.finish_upload("up", version, [(part.number, part.etag) for part in parts], make_intent(Role.LARGE))
     assert (await record_of(clustered, SHARD)).version == version
     finished = await clustered.finished_upload("up")

@@ -17,6 +17,7 @@ from tiergate.etcd.values import Delete, Txn
 from tiergate.model import About, Holder, Live, new_uid
 from tiergate.testing.directory_contract import (
     SHARD,
+    make_completed,
     make_intent,
     make_part,
     make_upload,
@@ -205,7 +206,7 @@ async def test_holders_come_with_the_commit_and_go_with_the_version(client: Etcd
     assert (await directory.get(SHARD)).holders == {"v2": frozenset({a})}
     await directory.create_upload(make_upload("up"))
     await directory.put_part("up", make_part(1, "p"))
-    await directory.finish_upload("up", make_version("v3"), [], make_intent(holders=(c,)))
+    await directory.finish_upload("up", make_completed("v3", make_part(1, "p")), [], make_intent(holders=(c,)))
     assert (await directory.get(SHARD)).holders == {"v3": frozenset({c})}
     await directory.persisted(SHARD, "v3", "o3", 1.0)
     await directory.forget(SHARD, "v3")

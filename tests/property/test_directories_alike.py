@@ -28,7 +28,7 @@ from tiergate.model import (
     Step,
     new_uid,
 )
-from tiergate.testing.directory_contract import make_part, make_upload, make_version
+from tiergate.testing.directory_contract import make_completed, make_part, make_upload, make_version
 from tiergate.testing.etcd import needs_etcd
 
 pytestmark = needs_etcd
@@ -137,7 +137,9 @@ def any_call(rng: random.Random, count: int, name: ObjectName, started: list[str
     async def finish_upload(directory: Directory, seen: Seen) -> Committed:
         known = await directory.get_upload(up)
         there = await directory.get(known.name) if known else seen
-        return await directory.finish_upload(up, make_version(uid), [(1, "e")], intent(there))
+        parts = await directory.list_parts(up)
+        chosen = parts[:2] if right else [part]
+        return await directory.finish_upload(up, make_completed(uid, *chosen), [(1, "e")], intent(there))
 
     uid_of_step = f"t{rng.randrange(2)}{name.bucket}{name.key}"
     step = Step(name, uid_of_step, rng.choice(["worker", "background"]), role, guarded, conditional)

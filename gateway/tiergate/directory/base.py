@@ -326,6 +326,7 @@ class Directory(Protocol):
 
         Raises:
             NotFoundError: NoSuchUpload.
+            PartsChangedError: a part of the version no longer is the upload's, or went to the origin.
             ConflictError: the guard does not hold.
         """
         ...

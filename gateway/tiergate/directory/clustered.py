@@ -393,7 +393,7 @@ class ClusteredDirectory:
             rows.hold(name, version.uid, intent.holders)
             return uploads.finish(rows, upload_id, version, part_list, intent)
 
-        return await self._committing(commit, self._keys.upload(upload_id))
+        return await self._committing(commit, self._keys.upload(upload_id), self._keys.parts(upload_id))
 
     async def end_spilled(
         self, upload_id: str, version: Version, part_list: Sequence[tuple[int, str]], now_s: float

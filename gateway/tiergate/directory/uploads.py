@@ -6,7 +6,7 @@ from dataclasses import replace
 from tiergate.directory import transitions
 from tiergate.directory.base import Committed, Finished, Intent
 from tiergate.directory.view import Rows
-from tiergate.errors import NotFoundError
+from tiergate.errors import NotFoundError, PartsChangedError
 from tiergate.model import OriginUpload, Part, Upload, Version
 
 
@@ -67,11 +67,19 @@ def abort(rows: Rows, upload_id: str) -> list[Part] | None:
 def finish(
     rows: Rows, upload_id: str, version: Version, part_list: Sequence[tuple[int, str]], intent: Intent
 ) -> Committed:
-    """Commit the completed version and end the upload."""
+    """Commit the completed version and end the upload, if the parts of the version still are the upload's."""
     upload = known(rows, upload_id)
+    stored = {part.number: _bytes_of(part) for part in rows.parts(upload_id)}
+    if any(stored.get(part.number) != _bytes_of(part) for part in version.parts):
+        raise PartsChangedError("a part changed since it was read", upload_id=upload_id)
     committed = transitions.put(rows, upload.name, version, intent)
     _end(rows, upload, version, part_list, intent.now_s, through=False)
     return committed
+
+
+def _bytes_of(part: Part) -> tuple[str, str]:
+    """Which bytes a part is, and where in the origin, if it is there."""
+    return part.body.uid, part.spilled_etag
 
 
 def end_spilled(

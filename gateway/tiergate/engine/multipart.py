@@ -5,6 +5,7 @@ byte to the last overwrite. Uploads that the gateway did not begin are the origi
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,12 +36,22 @@ from tiergate.engine.parts import (
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.spill import Spill
 from tiergate.engine.writes import Writes, put_members
-from tiergate.errors import MemoryFullError, NotFoundError, RequestError, TooFewCopiesError
+from tiergate.errors import (
+    MemoryFullError,
+    NotFoundError,
+    OverloadedError,
+    PartsChangedError,
+    RequestError,
+    TooFewCopiesError,
+)
 from tiergate.model import Holder, Part, Upload, Version, new_uid
 from tiergate.replication.base import Copies, Notice
 from tiergate.s3.checksums import ALGORITHMS
 from tiergate.s3.etag import unquote
 from tiergate.s3.operations import render
+
+COMPLETE_ATTEMPTS_COUNT = 5
+"""So often a completion is judged while parts of its upload are replaced or moved."""
 
 UPLOAD_MARK = "tiergate."
 """How the ids of uploads begin that the gateway itself carries out."""
@@ -197,15 +208,26 @@ class Multipart:
     async def complete(self, call: Call) -> Answer:
         """CompleteMultipartUpload; said twice, it answers the same twice."""
         upload_id = call.params["UploadId"]
-        params = call.params
-        listed = wanted_parts(params)
-        upload = await self.upload_of(call)
-        if upload is None:
-            finished = await self._rooms.directory.finished_upload(upload_id)
-            if finished is not None and finished.name == call.name:
-                return self._finished_answer(call, finished, listed)
-            return await self.foreign(call)
-        await self._intake.admit()
+        listed = wanted_parts(call.params)
+        for _ in range(COMPLETE_ATTEMPTS_COUNT):
+            upload = await self.upload_of(call)
+            if upload is None:
+                finished = await self._rooms.directory.finished_upload(upload_id)
+                if finished is not None and finished.name == call.name:
+                    return self._finished_answer(call, finished, listed)
+                return await self.foreign(call)
+            await self._intake.admit()
+            with suppress(PartsChangedError):
+                return await self._complete(call, upload, listed)
+        raise OverloadedError("parts are replaced while they are completed", upload_id=upload_id)
+
+    async def _complete(self, call: Call, upload: Upload, listed: Sequence[dict[str, Any]]) -> Answer:
+        """Complete the parts as they are now.
+
+        Raises:
+            PartsChangedError: some were replaced meanwhile.
+        """
+        upload_id, params = upload.upload_id, call.params
         conditions = WriteConditions.of(params)
         if conditions.any and upload.spill_id and await self._spill.landed(call.name, upload.version.uid):
             conditions = WriteConditions.of({})  # An earlier try of this completion met them and got there.

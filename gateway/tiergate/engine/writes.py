@@ -25,6 +25,7 @@ from tiergate.errors import (
     MembershipOverError,
     MemoryFullError,
     OverloadedError,
+    PartsChangedError,
     RequestError,
     TiergateError,
     TooFewCopiesError,
@@ -166,6 +167,7 @@ class Writes:
 
         Raises:
             PreconditionError: another writer won.
+            PartsChangedError: what is committed must be made up anew.
             OverloadedError: the key changes faster than the condition can be decided, or as `Holding.commit`.
         """
         start_revision = ground.start_revision
@@ -184,6 +186,8 @@ class Writes:
 
             try:
                 return await (holding.commit(held_by) if holding is not None else attempt(intent))
+            except PartsChangedError:
+                raise
             except ConflictError:
                 self._rooms.metrics.conflicts.inc()
                 ground = await self.ground(name, conditions)

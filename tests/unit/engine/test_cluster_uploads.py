@@ -1,14 +1,16 @@
 """Multipart uploads and copies whose parts and sources are on other nodes than the one that is asked."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from tests.unit.engine.cluster import Cluster, Node, content, etag_of, name_of
 
 from tiergate.engine import parts as rules
 from tiergate.engine.calls import Answer
-from tiergate.errors import NotFoundError, TooFewCopiesError
+from tiergate.errors import NotFoundError, RequestError, TooFewCopiesError
 from tiergate.model import Part
+from tiergate.replication.base import Copies
 
 ACK = "x-tiergate-ack"
 FIRST, SECOND, THIRD = (content(150_000, seed) for seed in range(3))
@@ -99,6 +101,33 @@ async def test_part_that_is_nowhere_completes_nothing(five: Cluster) -> None:
     assert (await five.directory.get(name_of("k"))).record is None
     assert await five.directory.get_upload(upload_id) is not None
     assert completing.claims() == []
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_part_replaced_while_it_is_completed_is_judged_anew(
+    five: Cluster, monkeypatch: pytest.MonkeyPatch, same: bool
+) -> None:
+    upload_id, etags = await uploaded(five)
+    replication = five["a"].rooms.replication
+    spread = replication.spread
+
+    async def raced(*args: Any) -> Copies:
+        monkeypatch.setattr(replication, "spread", spread)
+        copies = await spread(*args)
+        await five["b"].part("k", upload_id, 1, FIRST if same else THIRD)
+        return copies
+
+    monkeypatch.setattr(replication, "spread", raced)
+    if same:
+        await five["a"].complete("k", upload_id, etags)
+        for node in "abcde":
+            assert (await five[node].get("k"))[1] == FIRST + SECOND
+    else:
+        with pytest.raises(RequestError) as refused:
+            await five["a"].complete("k", upload_id, etags)
+        assert refused.value.code == "InvalidPart"
+        assert await five.directory.get_upload(upload_id) is not None
+    assert five["a"].claims() == []
 
 
 async def test_upload_without_nodes_for_copies_goes_to_the_origin(start: Callable[..., Cluster]) -> None:

@@ -1,14 +1,17 @@
 """Multipart uploads of clients."""
 
+from dataclasses import replace
+
 import pytest
 
 from tiergate.directory.base import Committed, Directory
-from tiergate.errors import ConflictError, NotFoundError
+from tiergate.errors import ConflictError, NotFoundError, PartsChangedError
 from tiergate.model import NO_BASE, Body, OriginUpload, Part
 from tiergate.testing.directory_contract.values import (
     BUCKET,
     MARKER,
     SHARD,
+    make_completed,
     make_intent,
     make_part,
     make_upload,
@@ -100,7 +103,8 @@ class ClientUploads:
     async def test_finish_upload_is_one_transition(self, directory: Directory) -> None:
         await directory.create_upload(make_upload("up1"))
         await directory.put_part("up1", make_part(1, "p1"))
-        committed = await directory.finish_upload("up1", make_version("v1"), [(1, "etag-p1")], make_intent(now_s=90.0))
+        version = make_completed("v1", make_part(1, "p1"))
+        committed = await directory.finish_upload("up1", version, [(1, "etag-p1")], make_intent(now_s=90.0))
         assert committed == Committed(await directory.revision(), None)
         assert (await pending_of(directory, SHARD)).uid == "v1"
         assert await directory.get_upload("up1") is None
@@ -112,13 +116,33 @@ class ClientUploads:
 
     async def test_finish_upload_guard_fails_keeps_the_upload(self, directory: Directory) -> None:
         await put(directory, SHARD, "v0")
+        part = make_part(1, "p1")
         await directory.create_upload(make_upload("up1"))
-        await directory.put_part("up1", make_part(1, "p1"))
+        await directory.put_part("up1", part)
         with pytest.raises(ConflictError):
-            await directory.finish_upload("up1", make_version("v1"), [(1, "e")], make_intent(guard=0))
+            await directory.finish_upload("up1", make_completed("v1", part), [(1, "e")], make_intent(guard=0))
         assert await directory.list_parts("up1") == [make_part(1, "p1")]
         assert await directory.finished_upload("up1") is None
         assert (await pending_of(directory, SHARD)).uid == "v0"
+
+    async def test_finish_upload_refuses_parts_that_changed_since_they_were_read(self, directory: Directory) -> None:
+        one, two, unlisted = make_part(1, "p1"), make_part(2, "p2"), make_part(3, "p3")
+        await directory.create_upload(make_upload("up1"))
+        for part in (one, two, unlisted):
+            await directory.put_part("up1", part)
+        await directory.put_part("up1", make_part(2, "again"))
+        await directory.put_part("up1", make_part(3, "not chosen"))
+        moved = replace(one, spilled_etag="so")
+        for parts in ((one, two), (one, make_part(4, "p4")), (moved,)):
+            with pytest.raises(PartsChangedError):
+                await directory.finish_upload("up1", make_completed("v1", *parts), [], make_intent())
+        assert await directory.move_part("up1", one, moved)
+        with pytest.raises(PartsChangedError):
+            await directory.finish_upload("up1", make_completed("v1", one), [], make_intent())
+        assert (await directory.get(SHARD)).record is None
+        assert len(await directory.list_parts("up1")) == 3
+        await directory.finish_upload("up1", make_completed("v1", make_part(2, "again")), [], make_intent())
+        assert (await pending_of(directory, SHARD)).uid == "v1"
 
     async def test_end_spilled_remembers_the_answer(self, directory: Directory) -> None:
         await directory.create_upload(make_upload("up1"))

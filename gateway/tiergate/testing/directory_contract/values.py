@@ -1,6 +1,7 @@
 """The names, versions and requests that the contract's tests are written with."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tiergate.directory.base import Committed, Directory, Intent
 from tiergate.model import (
@@ -69,6 +70,11 @@ def make_upload(upload_id: str, name: ObjectName = SHARD, started_s: float = 5.0
 def make_part(number: int, uid: str) -> Part:
     """A part of an upload."""
     return Part(number, Body(uid, 10), f"etag-{uid}", 7, {"crc32": "BBBBBB=="})
+
+
+def make_completed(uid: str, *parts: Part) -> Version:
+    """What an upload of these parts becomes."""
+    return replace(make_version(uid), parts=parts)
 
 
 async def put(
