@@ -71,6 +71,11 @@ class Folders:
         return self.root / "board"
 
     @property
+    def ledger(self) -> Path:
+        """What a member of a cluster would tell a directory that forgot it (`tiergate.directory.ledger`)."""
+        return self.index / "ledger"
+
+    @property
     def member_file(self) -> Path:
         """Which member of which cluster this memory belongs to, as JSON; absent for a node alone."""
         return self.root / "member.json"
@@ -87,8 +92,9 @@ LEFT_BEHIND_STATUS = 5
 
 @dataclass(frozen=True, slots=True)
 class Belonging:
-    """Which member of which cluster (its URL, and etcd's own id of it) a memory folder belongs to. `boot` names the
-    life of the memory; the lease and the epoch are those of the last membership, to go on with after a restart."""
+    """Which member of which cluster (its URL, etcd's own id of it, the era of its directory) a memory folder belongs
+    to. `boot` names the life of the memory; the lease and the epoch are those of the last membership, to go on with
+    after a restart."""
 
     cluster: str
     node: str
@@ -96,6 +102,7 @@ class Belonging:
     cluster_id: int = 0
     lease_id: int = 0
     epoch: int = 0
+    era: int = 0
 
     def fits(self, settings: Settings) -> bool:
         """Whether the settings describe this member. Its etcd may have moved."""

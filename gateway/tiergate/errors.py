@@ -81,8 +81,9 @@ class CompactedError(TiergateError):
     retry = Retry.LATER
 
 
-class ForeignDirectoryError(TiergateError):
-    """Another etcd cluster answers than the one that was joined: replaced, or restored from a snapshot."""
+class ForeignDirectoryError(OverloadedError):
+    """Another directory answers than the one that was joined: etcd was replaced, emptied, or went back to an earlier
+    state. It cannot be believed until this node has told it what it holds."""
 
 
 class OriginError(TiergateError):

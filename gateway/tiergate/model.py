@@ -182,6 +182,10 @@ class Record:
     origin_etag: str = ""
     validated_s: float = 0.0
     role: Role = Role.SMALL
+    era: int = 0
+    was: int = 0
+    """In a cluster whose directory had forgotten it, and was told again: the directory in which it was committed, and
+    the revision it had there."""
 
 
 class Kind(StrEnum):

@@ -16,6 +16,9 @@ from tiergate.child import Belonging, ChildContext, ChildRole, Folders
 from tiergate.clock import Clock, SystemClock
 from tiergate.config import Address
 from tiergate.directory.board import Board
+from tiergate.directory.committer import Standing
+from tiergate.directory.era import Era
+from tiergate.directory.ledger import Ledger
 from tiergate.directory.live import LiveView
 from tiergate.directory.membership import Nodes
 from tiergate.errors import (
@@ -24,9 +27,10 @@ from tiergate.errors import (
     MembershipOverError,
     PeerError,
 )
+from tiergate.etcd.values import Agreed
 from tiergate.model import Live
 from tiergate.server.cluster import Cluster, open_cluster
-from tiergate.server.member import FIRST_JOIN_S, REJOIN_PAUSE_S, Member
+from tiergate.server.member import FIRST_JOIN_S, REJOIN_PAUSE_S, Member, Retell, nothing_to_tell
 from tiergate.testing.etcd import EtcdServer, needs_etcd
 
 pytestmark = needs_etcd
@@ -79,8 +83,11 @@ class Opener:
     folder: Path
     url: str
     stack: AsyncExitStack
+    ledger: Ledger | None = None
 
-    async def __call__(self, clock: Clock | None = None, url: str = "") -> tuple[Cluster, Member]:
+    async def __call__(
+        self, clock: Clock | None = None, url: str = "", retell: Retell = nothing_to_tell
+    ) -> tuple[Cluster, Member]:
         environ = {
             "TIERGATE_CLUSTER": url or self.url,
             "TIERGATE_NODE_NAME": "a",
@@ -88,6 +95,7 @@ class Opener:
             "TIERGATE_ZONE": "east",
             "TIERGATE_LEASE": "30s",
             "TIERGATE_DIRECTORY_PATIENCE": "1s",
+            "TIERGATE_MEMORY_LIMIT": "64MiB",
             "TIERGATE_MEMORY_DIR": str(self.folder),
         }
         address = Address("127.0.0.1", 7001)
@@ -108,8 +116,11 @@ class Opener:
             folders=Folders(self.folder),
         )
         clock = clock or SystemClock()
+        if self.ledger is not None:
+            self.ledger.close()  # No process has it twice.
         cluster = await self.stack.enter_async_context(open_cluster(context, clock))
-        return cluster, Member(cluster, context, clock, lambda: 77)
+        self.ledger = cluster.ledger
+        return cluster, Member(cluster, context, clock, lambda: 77, retell)
 
     def belonging(self) -> Belonging:
         return msgspec.json.decode((self.folder / "member.json").read_bytes(), type=Belonging)
@@ -229,16 +240,36 @@ async def test_membership_that_cannot_be_kept_for_a_restart_is_none(start: Opene
     await within(again, calls, lose)
 
 
-async def test_memory_that_another_etcd_knows_of_is_refused(start: Opener) -> None:
-    _, member = await start()
+async def test_another_etcd_is_told_before_anybody_rests_on_it(start: Opener) -> None:
+    cluster, member = await start()
     await member.join()
+    era = start.belonging().era
+    assert cluster.standing.agreed() == Agreed(era, cluster.client.cluster_id)
+    told: list[Era] = []
+
+    async def retell(standing: Standing, era: Era) -> None:
+        with pytest.raises(MembershipOverError):
+            moved.standing.guard()
+        assert standing.me.node == "a"
+        assert start.belonging().era != era.number
+        told.append(era)
+        if len(told) == 1:
+            raise PeerError("not yet")
+
     with EtcdServer() as other:
-        _, moved = await start(url=f"etcd://{other.endpoints[0]}/{start.url.rpartition('/')[2]}")
-        with pytest.raises(ConfigError, match=r"is not the etcd that this node's memory belongs to"):
-            await moved.join()
-        (start.folder / "member.json").unlink()
-        _, agreed = await start(url=f"etcd://{other.endpoints[0]}")
-        await agreed.join()
+        url = f"etcd://{other.endpoints[0]}/{start.url.rpartition('/')[2]}"
+        for _ in range(2):
+            moved, again = await start(url=url, retell=retell)
+            if not told:
+                with pytest.raises(PeerError):
+                    await again.join()
+                assert not moved.standing.stands()
+        await again.join()
+        assert moved.standing.stands()
+        (first, second) = told
+        assert first == second
+        assert (first.previous, first.number) == (0, start.belonging().era)
+        assert first.number != era
 
 
 async def test_node_that_starts_gives_up_in_the_end(start: Opener) -> None:

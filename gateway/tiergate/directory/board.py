@@ -15,7 +15,7 @@ from pathlib import Path
 from tiergate.clock import Clock
 from tiergate.directory.codec import decode, encode
 from tiergate.errors import MembershipOverError, invariant
-from tiergate.etcd.values import Field, Guard
+from tiergate.etcd.values import Agreed, Field, Guard
 from tiergate.model import About, Holder
 
 BOARD_BYTES = mmap.PAGESIZE
@@ -31,11 +31,13 @@ READS_COUNT = 100
 @dataclass(frozen=True, slots=True)
 class Posted:
     """A membership: its epoch, until when it stands by the monotonic clock (0: it is over), what the node says of
-    itself."""
+    itself, and the directory it is a member of."""
 
     epoch: int
     deadline_s: float
     about: About
+    era: int = 0
+    cluster_id: int = 0
 
 
 class Board:
@@ -122,6 +124,16 @@ class BoardStanding:
         self._node = node
         self._key = key
         self._clock = clock
+
+    def agreed(self) -> Agreed | None:
+        """The directory this node works with; None before that is known."""
+        posted = self._board.read()
+        return Agreed(posted.era, posted.cluster_id) if posted is not None and posted.cluster_id else None
+
+    def era(self) -> int:
+        """That directory's era; 0 before it is known."""
+        agreed = self.agreed()
+        return agreed.era if agreed is not None else 0
 
     def stands(self) -> bool:
         """Whether this node may act as a member now."""

@@ -63,6 +63,19 @@ class ByNode:
         """The versions that a node said to hold."""
         return {held.uid for held in await self._held(node, at)}
 
+    async def owed_here(self, me: Holder) -> list[Pending]:
+        """What the origin does not have and a node holds or owes, by `place`."""
+
+        async def read(at: At) -> list[Pending]:
+            held = [each for each in await self._held(me.node, at) if each.epoch == me.epoch]
+            writes = await self._reader.points(Pending, [self._keys.pending(each.name) for each in held], at)
+            uids = {each.uid for each in held}
+            return [write for write in writes if write.uid in uids]
+
+        held = await self._reader.consistent(read)
+        found = {write.uid: write for write in (*held, *await self.owed_as(me))}
+        return sorted(found.values(), key=lambda write: (write.place, write.name))
+
     async def held_owed_uids(self, node: str, at: At) -> set[str]:
         """Those of them that the origin does not have."""
         held = await self._held(node, at)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from tiergate.directory import ownership, transitions, uploads
+from tiergate.directory import ownership, reinsertion, transitions, uploads
 from tiergate.directory.base import Committed, Finished, Held, Intent, Seen
 from tiergate.directory.beside import Beside
 from tiergate.directory.bynode import ByNode
@@ -15,7 +15,9 @@ from tiergate.directory.clusterreads import At, Reader
 from tiergate.directory.clusterrows import ClusterRows, NotReadError, Snapshot, record_of, settled, value_of
 from tiergate.directory.codec import Orphan, pack
 from tiergate.directory.committer import Change, Committer, Standing
+from tiergate.directory.era import Era
 from tiergate.directory.keys import Keys
+from tiergate.directory.ledger import Entry, Ledger
 from tiergate.errors import CompactedError, MemoryFullError, OverloadedError
 from tiergate.etcd.client import EtcdClient
 from tiergate.etcd.values import Delete, Field, Found, Guard, KeyValue, Put, Range
@@ -65,16 +67,26 @@ class ClusteredDirectory:
     object has returned; from then on `get` tells for good whether it did, by the version's uid.
 
     `standing`: the node's membership. Without one this is nobody's: what it commits has no owner, and it answers for
-    the whole cluster where a member answers for itself.
+    the whole cluster where a member answers for itself. `ledger`: where the node notes what it would have to tell a
+    directory that forgot it; `era` names this one.
     """
 
-    def __init__(self, client: EtcdClient, keys: Keys, standing: Standing | None = None) -> None:
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: Keys,
+        standing: Standing | None = None,
+        ledger: Ledger | None = None,
+        era: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._client = client
         self._keys = keys
         self._reader = Reader(client)
         self._by_node = ByNode(client, self._reader, keys)
         self._standing = standing
         self._committer = Committer(client, keys, standing)
+        self._ledger = ledger
+        self._era = era
 
     @property
     def _me(self) -> Holder | None:
@@ -89,22 +101,42 @@ class ClusteredDirectory:
         """Run a transition and commit what it changed. `first`: what it surely reads."""
         wanted = [each if isinstance(each, Range) else Range(each) for each in first]
         for attempt in range(1, ATTEMPTS_COUNT + 1):
+            generation, era = self._client.generation, self._era()
             try:
                 rows, result = await self._run(transition, wanted)
             except CompactedError:
                 continue
             if early := rows.early():
-                await asyncio.gather(*(self._committer.commit(change) for change in early))
+                changes = (replace(change, generation=generation) for change in early)
+                await asyncio.gather(*(self._committer.commit(change) for change in changes))
                 continue
             change = rows.change()
             if change is None:
                 return result
-            revision = await self._committer.commit(change)
+            revision = await self._committer.commit(replace(change, generation=generation))
             if revision is not None:
+                self._note(rows, era, revision)
                 return settled(result, revision)
             pause_s = delay_s(attempt, self._client.rng, RIVAL_PAUSE_BASE_S, RIVAL_PAUSE_CAP_S)
             await self._client.clock.sleep(pause_s)
         raise OverloadedError("others keep changing what this change rests on", attempts=ATTEMPTS_COUNT)
+
+    def _note(self, rows: ClusterRows, era: int, revision: int) -> None:
+        """Keep in the ledger what this commit made of pending writes, as far as they are this node's."""
+        if self._ledger is None:
+            return
+        self._ledger.saw(era, revision)
+        for name, write, record in rows.owed():
+            known = self._ledger.find(name)
+            is_known = known is not None and write is not None and known.write.uid == write.uid
+            if write is None:
+                if known is not None:
+                    self._ledger.drop(name, known.write.uid)
+            elif is_known or write.owner == rows.me:
+                if record is None and known is not None and is_known and known.era == era:
+                    record = known.record
+                if record is not None:  # else it is noted when the ledger is refreshed
+                    self._ledger.note(Entry(era, settled(record, revision), settled(write, revision)))
 
     async def _run(self, transition: Callable[[ClusterRows], T], wanted: Sequence[Range]) -> tuple[ClusterRows, T]:
         snapshot, me = Snapshot(), self._me
@@ -503,11 +535,44 @@ class ClusteredDirectory:
     async def owed_by(self, node: str) -> list[Pending]:
         return await self._by_node.owed_by(node)
 
+    async def owed_here(self) -> list[Pending]:
+        """What the origin does not have and this node holds or owes, by `place`."""
+        me = self._me
+        return await self._by_node.owed_here(me) if me is not None else await self.pending()
+
+    async def reinsert(self, entry: Entry, era: Era, now_s: float) -> bool:
+        """Tell a directory that forgot it of a write that this node holds or owes, under the directory's new era.
+        Whether it is pending now."""
+        name = entry.record.name
+        return await self._change(lambda rows: reinsertion.insert(rows, entry, era, now_s), *self._replacing(name))
+
+    async def settle_reinserted(self, write: Pending, now_s: float) -> None:
+        """Let a marker or pointer that was told again go, behind everything that was told since."""
+        await self._of_object(write.name, lambda rows: reinsertion.put_behind(rows, write, now_s))
+
+    async def forget_finished(self, write: Pending, era: Era) -> None:
+        """A pending write of a snapshot is over since, as its node knows."""
+        await self._change(
+            lambda rows: reinsertion.forget_finished(rows, write.name, write.uid, era), *self._replacing(write.name)
+        )
+
+    async def forget_clean(self) -> None:
+        """Forget what a snapshot says of the origin, which may hold something else since; and what was uploaded in
+        parts."""
+        for table in ("c", "k"):
+            rows = await self._select(table, lambda row: True)
+            names = [self._keys.clean_name(row.key) for row in rows]
+            for start in range(0, len(names), TRIM_GROUP_COUNT):
+                await asyncio.gather(*(self.forget(name, None) for name in names[start : start + TRIM_GROUP_COUNT]))
+        for upload in await self._reader.values(Upload, self._keys.all("u")):
+            await self.abort_upload(upload.upload_id)
+
     async def owners(self) -> set[str]:
         return await self._by_node.owners()
 
     async def claim(self, name: ObjectName, uid: str) -> Pending | None:
-        return await self._change(lambda rows: ownership.claim(rows, name, uid), self._keys.pending(name))
+        keys = (self._keys.pending(name), self._keys.record(name))
+        return await self._change(lambda rows: ownership.claim(rows, name, uid), *keys)
 
     async def give(self, name: ObjectName, uid: str, to: Holder) -> bool:
         return await self._change(

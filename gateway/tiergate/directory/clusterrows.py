@@ -122,6 +122,7 @@ class ClusterRows:
         self._disturbed: dict[bytes, Put] = {}
         self._markers: set[bytes] = set()
         self._let_go: set[Holder] = set()
+        self._owed: dict[ObjectName, None] = {}
 
     @property
     def me(self) -> Holder | None:
@@ -131,6 +132,23 @@ class ClusterRows:
     def let_go(self) -> frozenset[Holder]:
         """Who held versions that are current no more."""
         return frozenset(self._let_go)
+
+    @property
+    def revision(self) -> int:
+        """Of which revision all of it was read."""
+        return self._snapshot.revision
+
+    def owed(self) -> list[tuple[ObjectName, Pending | None, Record | None]]:
+        """The pending writes that were changed, None for one that is over, with their records as far as those are known
+        here."""
+        found: list[tuple[ObjectName, Pending | None, Record | None]] = []
+        for name in self._owed:
+            value, row = self._written.get(self._keys.pending(name)), self._snapshot.rows.get(self._keys.record(name))
+            record = record_of(row) if row else None
+            if stored := self._written.get(self._keys.record(name)):
+                record = unpack(Stored, stored).record
+            found.append((name, unpack(Pending, value) if value is not None else None, record))
+        return found
 
     def early(self) -> list[Change]:
         """What must be done before, after which the transition is run anew: it then has less to change."""
@@ -301,6 +319,7 @@ class ClusterRows:
     def put_pending(self, write: Pending) -> None:
         self._index(self.pending(write.name), write)
         self._put(self._keys.pending(write.name), write)
+        self._owed[write.name] = None
 
     def _index(self, old: Pending | None, new: Pending | None) -> None:
         before, after = self._indexed(old), self._indexed(new)
@@ -328,6 +347,7 @@ class ClusterRows:
         if old is not None:
             self._index(old, None)
             self._delete(self._keys.pending(name))
+            self._owed[name] = None
 
     def orphan(self, name: ObjectName, upload: OriginUpload) -> None:
         self._put(self._keys.orphan(name, upload), Orphan(name, upload))

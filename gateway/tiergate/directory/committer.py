@@ -14,6 +14,7 @@ from typing import Protocol
 from tiergate.directory.keys import Keys
 from tiergate.errors import (
     CompactedError,
+    ForeignDirectoryError,
     MembershipOverError,
     MemoryFullError,
     OutcomeUnknownError,
@@ -42,11 +43,13 @@ CHANGE_BYTES = 1400 << 10
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """To be done if all guards hold. Writes do not overlap. `me`: as which member it was made up, if that matters."""
+    """To be done if all guards hold. Writes do not overlap. `me`: as which member it was made up, `generation`: over
+    which directory (see `EtcdClient.generation`), if that matters."""
 
     guards: tuple[Guard, ...]
     writes: tuple[Put | Delete, ...]
     me: Holder | None = None
+    generation: int | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -85,10 +88,14 @@ class Committer:
         self._keys = keys
         self._standing = standing
         self._patience_s = patience_s
-        self._receipt = keys.receipt(new_uid(client.clock.wall_s()))
-        self._receipt_modified = 0
+        self._begin_anew()
         self._waiting: deque[_Waiting] = deque()
         self._task: asyncio.Task[None] | None = None
+
+    def _begin_anew(self) -> None:
+        self._generation = self._client.generation
+        self._receipt = self._keys.receipt(new_uid(self._client.clock.wall_s()))
+        self._receipt_modified = 0
 
     async def close(self) -> None:
         """Stop; what waits is cancelled, what is under way may still happen."""
@@ -166,6 +173,8 @@ class Committer:
 
     async def _send(self, batch: Sequence[Change], me: Holder | None) -> list[int | None]:
         clock = self._client.clock
+        if self._generation != self._client.generation:
+            self._begin_anew()
         uid = new_uid(clock.wall_s()).encode()
         deadline_s = clock.monotonic_s() + self._patience_s
         attempt = 0
@@ -188,6 +197,8 @@ class Committer:
                 return [outcome.revision if happened(answer) else None for answer in outcome.answers[1:]]
             found = outcome.found(0)
             modified = found[0].mod_revision if found else 0
+            if 0 < modified < self._receipt_modified:
+                raise ForeignDirectoryError("etcd went back to an earlier state", known=self._receipt_modified)
             if modified == self._receipt_modified:
                 raise MembershipOverError("this node's membership is over")
             self._receipt_modified = modified
@@ -196,6 +207,9 @@ class Committer:
             # One that was given up has happened after all, or the receipt of an idle writer was cleared.
 
     async def _try(self, batch: Sequence[Change], uid: bytes, me: Holder | None) -> Outcome:
+        generations = {self._generation, *(each.generation for each in batch)} - {None}
+        if generations != {self._client.generation}:
+            raise MembershipOverError("this node works with another directory now")
         guards = [Guard(self._receipt, Field.MODIFIED, self._receipt_modified)]
         if me is not None:
             if self._standing is None or self._standing.me != me:

@@ -42,6 +42,11 @@ class Keys:
         start = self.table(table)
         return Range(start, prefix_end(start))
 
+    @property
+    def era(self) -> bytes:
+        """The row that names this directory (`tiergate.directory.era`)."""
+        return self._prefix + b"era"
+
     # -- objects
     def record(self, name: ObjectName) -> bytes:
         return self._named("o", name)

@@ -6,6 +6,7 @@ is then known to nobody but the nodes that hold it. Each keeps these entries in 
 shared by its processes; the directory's word always wins while there is one.
 """
 
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ from tiergate.directory.codec import decode, encode
 from tiergate.lmdbfile import object_key, open_environment
 from tiergate.model import ObjectName, Pending, Record
 from tiergate.observe.logs import get_logger
+
+_SEEN = struct.Struct(">QQ")
+_NEWEST = b"\0newest"
+"""No bucket's name begins so."""
 
 log = get_logger(__name__)
 
@@ -61,6 +66,18 @@ class Ledger:
             self._environment.reader_check()
             log.error("the ledger is full: a lost directory would not get this back", bucket=name.bucket, key=name.key)
 
+    def saw(self, era: int, revision: int) -> None:
+        """Remember the newest revision that a directory is known to have had."""
+        if revision > self.newest(era):
+            with self._changing() as txn:
+                if revision > _newest(txn, era):
+                    txn.put(_NEWEST, _SEEN.pack(era, revision))
+
+    def newest(self, era: int) -> int:
+        """That revision; 0 where none is known of this era."""
+        with self._environment.begin() as txn:
+            return _newest(txn, era)
+
     def drop(self, name: ObjectName, uid: str) -> None:
         """A write is finished or superseded; nothing if its key has another entry."""
         with self._changing() as txn:
@@ -77,8 +94,9 @@ class Ledger:
     def entries(self) -> list[Entry]:
         """All entries in the order in which they were committed."""
         with self._environment.begin() as txn:
-            values = list(txn.cursor().iternext(keys=False, values=True))
-        return sorted((decode(Entry, value) for value in values), key=lambda entry: entry.record.revision)
+            rows = [(bytes(key), bytes(value)) for key, value in txn.cursor().iternext()]
+        entries = (decode(Entry, value) for key, value in rows if key != _NEWEST)
+        return sorted(entries, key=lambda entry: entry.record.revision)
 
     @contextmanager
     def _changing(self) -> Iterator[lmdb.Transaction]:
@@ -88,3 +106,9 @@ class Ledger:
 
 def _key(name: ObjectName) -> bytes:
     return object_key(name.bucket, name.key)
+
+
+def _newest(txn: lmdb.Transaction, era: int) -> int:
+    value = txn.get(_NEWEST)
+    of_era, revision = _SEEN.unpack(value) if value is not None else (0, 0)
+    return int(revision) if of_era == era else 0

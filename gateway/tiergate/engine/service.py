@@ -22,9 +22,7 @@ from tiergate.engine.through import Through
 from tiergate.engine.turn import Turn
 from tiergate.engine.writes import Writes
 from tiergate.errors import (
-    DirectoryUnavailableError,
     FencedError,
-    ForeignDirectoryError,
     MembershipOverError,
     RequestError,
 )
@@ -100,8 +98,6 @@ class Service:
         except FencedError as error:
             # Whoever asks again finds this node a member anew, or another node.
             raise MembershipOverError("this node's membership of the cluster is over") from error
-        except ForeignDirectoryError as error:
-            raise DirectoryUnavailableError("another directory answers than this node's cluster has") from error
 
     async def _answer(self, call: Call) -> Answer:
         operation = self._operations.get(call.operation)

@@ -16,7 +16,7 @@ from tiergate.errors import (
     invariant,
 )
 from tiergate.etcd.channel import Member, Tls, TokenRefusedError
-from tiergate.etcd.values import Outcome, Range, Txn
+from tiergate.etcd.values import Agreed, Outcome, Range, Txn
 from tiergate.etcd.wire import outcome_of, rpc, txn_message
 from tiergate.policy.backoff import delay_s
 
@@ -45,11 +45,24 @@ class Access:
 class EtcdClient:
     """One for a process, opened in its event loop; `close` it in the end.
 
-    Every method raises `ForeignDirectoryError` when another cluster answers than before, `ConfigError` when etcd does
-    not take our user, and `DirectoryUnavailableError` when no member answers.
+    Every method raises `ForeignDirectoryError` when another cluster answers than before, or the same one in an earlier
+    state, `ConfigError` when etcd does not take our user, and `DirectoryUnavailableError` when no member answers.
+
+    `agreed`: the directory that this node works with (its era and etcd's id of the cluster), where another process
+    decides that; `knows`: whether that is one with this in its row `mark`, at this revision.
     """
 
-    def __init__(self, access: Access, clock: Clock, rng: random.Random, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        access: Access,
+        clock: Clock,
+        rng: random.Random,
+        *,
+        patience_s: float = PATIENCE_S,
+        agreed: Callable[[], Agreed | None] = lambda: None,
+        mark: bytes = b"\0",
+        knows: Callable[[bytes | None, int], bool] = lambda value, revision: True,
+    ) -> None:
         invariant(bool(access.endpoints), "an etcd cluster needs an endpoint")
         self.clock = clock
         self.rng = rng
@@ -59,7 +72,33 @@ class EtcdClient:
         # Each client begins at a member of its own choice, which spreads the reads.
         self._index = rng.randrange(len(self._members))
         self._cluster_id = 0
+        self._newest = 0
+        self._generation = 0
+        self._agreed = agreed
+        self._followed: Agreed | None = None
+        self._mark = mark
+        self._knows = knows
         self._token = ""
+
+    @property
+    def generation(self) -> int:
+        """How many directories were given up: nothing that was read of an earlier one may be relied on."""
+        self._follow()
+        return self._generation
+
+    def begin_anew(self) -> None:
+        """Take whichever cluster answers next, in whatever state, for the directory."""
+        self._cluster_id = self._newest = 0
+        self._token = ""
+        self._generation += 1
+
+    def _follow(self) -> None:
+        agreed = self._agreed()
+        if agreed is None or agreed == self._followed:
+            return
+        if self._followed is not None or self._cluster_id not in (0, agreed.cluster_id):
+            self.begin_anew()
+        self._followed, self._cluster_id = agreed, agreed.cluster_id
 
     @property
     def cluster_id(self) -> int:
@@ -72,16 +111,19 @@ class EtcdClient:
             await member.close()
 
     async def connect(self) -> None:
-        """See that the cluster answers us.
+        """See that the cluster answers us, and holds the directory that this node knows.
 
         Raises:
             ConfigError: it does not take us: it wants a user, or another.
         """
         try:
-            await self.read(Range(b"\0"))
+            outcome = await self.read(Range(self._mark))
         except InvariantError as error:
             # So plain a request can only be refused for who sent it.
             raise ConfigError("etcd refuses us; does it want a user and a password?", **error.context) from error
+        rows = outcome.found(0)
+        if not self._knows(rows[0].value if rows else None, outcome.revision):
+            raise ForeignDirectoryError("etcd is not what it was", revision=outcome.revision)
 
     # -- reads and transactions
     async def read(self, *ranges: Range) -> Outcome:
@@ -164,15 +206,27 @@ class EtcdClient:
         return delay_s(round_count, self.rng, BACKOFF_BASE_S, BACKOFF_CAP_S) if round_count else 0.0
 
     async def _call(self, name: str, message: Any) -> Any:
+        self._follow()
+        newest, generation = self._newest, self._generation
+
         async def at(member: Member, token: str) -> Any:
             answer = await member.call(name, message, token, TRY_S)
             self.check(answer)
+            # Only of these the revision surely is one after the call began.
+            if name == "txn" and generation == self._generation:
+                self._see(answer.header.revision, newest)
             return answer
 
         return await self._at_member(at)
 
+    def _see(self, revision: int, newest: int) -> None:
+        if revision < newest:
+            raise ForeignDirectoryError("etcd went back to an earlier state", revision=revision, known=newest)
+        self._newest = max(self._newest, revision)
+
     async def open(self, name: str, message: Any) -> tuple[Member, Any, Any]:
         """Open a stream, tried once: the member, the stream and its first answer."""
+        self._follow()
 
         async def at(member: Member, token: str) -> tuple[Member, Any, Any]:
             stream, answer = await member.open(name, message, token, TRY_S)

@@ -141,3 +141,11 @@ def prefix_end(prefix: bytes) -> bytes:
     """The end of the range of all keys that start with a non-empty prefix."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else b"\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """The directory a node works with: its era (see `tiergate.directory.era`), and etcd's own id of the cluster."""
+
+    era: int
+    cluster_id: int

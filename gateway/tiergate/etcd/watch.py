@@ -19,6 +19,8 @@ class Watch:
         self._key = key
         self._end = end
         self._next_revision = from_revision
+        self._generation = client.generation
+        self._was_open = False
         self._member: Member | None = None
         self._stream: Any = None
         self._failures = 0
@@ -36,8 +38,9 @@ class Watch:
         """Wait for the next changes. Waits as long as it takes when no member answers; a cancelled call loses nothing.
 
         Raises:
-            CompactedError: changes since the last ones are no longer kept: read everything anew and watch from there.
-            ForeignDirectoryError: another cluster answers.
+            CompactedError: changes since the last ones are no longer kept, or this node works with another directory
+                now: read everything anew and watch from there.
+            ForeignDirectoryError: another cluster answers, or it went back to an earlier state.
             ConfigError: etcd does not let this user watch.
         """
         while True:
@@ -62,9 +65,15 @@ class Watch:
                     return events
 
     async def _receive(self) -> tuple[Event, ...]:
+        if self._generation != self._client.generation:
+            raise CompactedError("another directory is in the place of the one that was watched")
         if self._member is None:
+            if self._was_open:
+                # One that went back would be silent until it has come as far again.
+                await self._client.connect()
             message = watch_message(self._key, self._end, self._next_revision)
             self._member, self._stream, answer = await self._client.open("watch", message)
+            self._was_open = True
         else:
             answer = await self._member.read(self._stream)
             self._client.check(answer)

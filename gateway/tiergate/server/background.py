@@ -89,14 +89,24 @@ class Background:
         """Work as a member of a cluster. Who does not end in order stays one for as long as its lease lasts."""
         # Here and not above, since a node alone needs no gRPC, and may not have it.
         from tiergate.server.member import Member
+        from tiergate.server.remembering import Remembering
 
         rooms = self._rooms
-        member = Member(cluster, self._context, rooms.clock, lambda: rooms.memory.stats().available_bytes)
+        remembering = Remembering(cluster, rooms.memory, rooms.clock, self._uploader.retry_now)
+        member = Member(
+            cluster,
+            self._context,
+            rooms.clock,
+            lambda: rooms.memory.stats().available_bytes,
+            remembering.retell,
+        )
         if not await until(stop, member.join()):
             return
         async with asyncio.TaskGroup() as group:
             keeping = group.create_task(member.run(self._after_join))
+            remembering_on = group.create_task(remembering.run())
             await self.work(stop, member)
+            remembering_on.cancel()
             keeping.cancel()
         await member.leave(owes_nothing=not self._report.left.count)
         self._context.report_left(self._report.status)

@@ -15,7 +15,8 @@ from tiergate.observe.store import FILE_BYTES
 MIB = 1 << 20
 
 ENVIRONMENTS_COUNT = 2
-"""LMDB environments in the folder: the inventory's and the directory's, each with a table of its readers."""
+"""LMDB environments in the folder: the inventory's, and the directory's or the ledger's, each with a table of its
+readers."""
 
 SMALL_FILES_COUNT = 8
 """More than there are at a time: layout, addresses and their drafts, the probe of a start, locks. A page each."""
@@ -24,6 +25,9 @@ DIRECTORY_SHARE = 32
 DIRECTORY_FLOOR_BYTES = 4 * MIB
 """A change writes some ten pages anew, and those it replaces are free again only when no reader sees them any more. So
 much lets a hundred changes go by while a reader has lost the processor (see `tiergate.directory.embedded`)."""
+
+LEDGER_LIMIT_BYTES = 64 * MIB
+"""About a kilobyte for each write that the origin does not have yet."""
 
 INDEX_SHARE = 32
 """The inventory may use this part of the budget, up to a bound: some hundred bytes a body and block."""
@@ -47,7 +51,7 @@ class Budget:
 
     metrics_file_bytes: int
     directory_bytes: int
-    """0 in a cluster, whose directory lies elsewhere."""
+    """Of the directory; in a cluster, where that lies elsewhere, of the ledger."""
     memory: MemoryLimits
 
 
@@ -59,7 +63,7 @@ def split(settings: Settings) -> Budget:
     small_files = ENVIRONMENTS_COUNT * _pages(LOCK_FILE_BYTES) + SMALL_FILES_COUNT * mmap.PAGESIZE
     directory = max(2 * MIB, min(DIRECTORY_FLOOR_BYTES, limit // 8), limit // DIRECTORY_SHARE)
     if settings.cluster:
-        directory = 0
+        directory = min(directory, LEDGER_LIMIT_BYTES)
     rest = limit - metrics - small_files - _pages(directory)
     slab = min(64 * MIB, max(MIB, rest // SLAB_SHARE // MIB * MIB))
     index = min(max(MIB, rest // INDEX_SHARE), 64 * MIB + rest // 8192)

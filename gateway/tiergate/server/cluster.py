@@ -13,7 +13,9 @@ from tiergate.clock import Clock
 from tiergate.config import Settings, etcd_place
 from tiergate.directory.board import Board, BoardStanding
 from tiergate.directory.clustered import ClusteredDirectory
+from tiergate.directory.era import era_of
 from tiergate.directory.keys import Keys
+from tiergate.directory.ledger import Ledger
 from tiergate.directory.live import LiveView
 from tiergate.directory.membership import Nodes
 from tiergate.errors import ConfigError
@@ -26,6 +28,7 @@ from tiergate.replication.base import PROMISE, Promise
 from tiergate.replication.channel import ChannelSettings, PeerChannel
 from tiergate.replication.replication import PeerReplication
 from tiergate.replication.roster import Roster
+from tiergate.server.budget import split
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class Cluster:
     view: LiveView
     roster: Roster
     promise: Promise
+    ledger: Ledger
 
     def keeps_house(self) -> bool:
         """Whether this node does what one does for all. For a moment after a change two may, or none."""
@@ -60,18 +64,35 @@ async def open_cluster(context: ChildContext, clock: Clock, promise: Promise = P
     """
     settings = context.settings
     keys = Keys(etcd_place(settings.cluster).prefix)
-    client = EtcdClient(etcd_access(settings), clock, random.Random(), patience_s=settings.directory_patience_s)
-    board = Board(context.folders.board, writable=context.role is ChildRole.BACKGROUND)
+    keeps_membership = context.role is ChildRole.BACKGROUND
+    board = Board(context.folders.board, writable=keeps_membership)
     standing = BoardStanding(board, settings.node_name, keys.node(settings.node_name), clock)
-    directory = ClusteredDirectory(client, keys, standing)
+    ledger = Ledger.open(context.folders.ledger, split(settings).directory_bytes)
+    client = EtcdClient(
+        etcd_access(settings),
+        clock,
+        random.Random(),
+        patience_s=settings.directory_patience_s,
+        agreed=(lambda: None) if keeps_membership else standing.agreed,
+        mark=keys.era,
+        knows=lambda value, revision: knows(standing.era(), ledger, value, revision),
+    )
+    directory = ClusteredDirectory(client, keys, standing, ledger, standing.era)
     view = LiveView(Nodes(client, keys), clock)
     roster = Roster(settings.node_name, settings.zone, view.live, lambda: standing.me, clock)
     try:
-        yield Cluster(settings.node_name, client, keys, board, standing, directory, view, roster, promise)
+        yield Cluster(settings.node_name, client, keys, board, standing, directory, view, roster, promise, ledger)
     finally:
         await directory.close()
         await client.close()
+        ledger.close()
         board.close()
+
+
+def knows(era: int, ledger: Ledger, mark: bytes | None, revision: int) -> bool:
+    """Whether a directory is the one of an era, and as new as anybody on this node knows it to be. Of era 0 nobody
+    knows anything."""
+    return era == 0 or (mark is not None and era_of(mark) == era and revision >= ledger.newest(era))
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,21 @@ from tiergate.child import Belonging, ChildContext
 from tiergate.clock import Clock
 from tiergate.config import Address
 from tiergate.directory.board import Posted
+from tiergate.directory.clustered import ClusteredDirectory
+from tiergate.directory.committer import Standing
+from tiergate.directory.era import Era, begin_era, era_of, find_era
 from tiergate.directory.membership import Membership, Ticket
-from tiergate.errors import ConfigError, DirectoryUnavailableError, FencedError, TiergateError
+from tiergate.errors import (
+    CompactedError,
+    ConfigError,
+    DirectoryUnavailableError,
+    FencedError,
+    ForeignDirectoryError,
+    MembershipOverError,
+    TiergateError,
+)
+from tiergate.etcd.values import Range
+from tiergate.etcd.watch import Watch
 from tiergate.model import About
 from tiergate.observe.logs import get_logger
 from tiergate.server.cluster import Cluster
@@ -38,6 +52,13 @@ _KERNEL_BOOT = Path("/proc/sys/kernel/random/boot_id")
 AfterJoin = Callable[[int, bool], Awaitable[None]]
 """Called with the epoch of a membership that began, and whether it is one that had begun before a restart."""
 
+Retell = Callable[[Standing, Era], Awaitable[None]]
+"""Called with a membership and the era it began in, of a directory that forgot this node. When it returns, that knows
+what this node holds."""
+
+NOBODYS_CLUSTER = 1
+"""Posted while no process may rest on anything that etcd says."""
+
 log = get_logger(__name__)
 
 
@@ -45,11 +66,25 @@ class NotKeptError(ConfigError):
     """A membership cannot be written down, so a restart could not go on with it."""
 
 
+async def nothing_to_tell(standing: Standing, era: Era) -> None:
+    """Of a node without a memory."""
+
+
 class Member:
     """`join` once, then `run` until cancelled, then `leave`."""
 
-    def __init__(self, cluster: Cluster, context: ChildContext, clock: Clock, free_bytes: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        context: ChildContext,
+        clock: Clock,
+        free_bytes: Callable[[], int],
+        retell: Retell = nothing_to_tell,
+    ) -> None:
         self._cluster = cluster
+        self._retell = retell
+        self._era = 0
+        self._is_retelling = False
         self._settings = context.settings
         self._path = context.folders.member_file
         self._clock = clock
@@ -80,7 +115,7 @@ class Member:
         """Become a member, of the epoch before a restart if that still stands.
 
         Raises:
-            ConfigError: etcd does not take us, a node of this name is alive, or the memory belongs to another cluster.
+            ConfigError: etcd does not take us, or a node of this name is alive.
             DirectoryUnavailableError: etcd does not answer for `FIRST_JOIN_S`.
         """
         settings = self._settings
@@ -102,6 +137,7 @@ class Member:
             try:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._membership.run())
+                    group.create_task(self._watch_era())
                     group.create_task(self._announce())
                     group.create_task(self._call(after_join))
             except ExceptionGroup as errors:
@@ -152,24 +188,78 @@ class Member:
 
     # -- inside
     async def _join(self) -> None:
-        await self._cluster.client.connect()
-        known, met = self._belonging.cluster_id, self._cluster.client.cluster_id
-        if known not in (0, met):
-            raise ConfigError(
-                f"{self._settings.cluster} is not the etcd that this node's memory belongs to: where it was "
-                f"restored or replaced on purpose, remove {self._path}, and what etcd does not know of is forgotten"
-            )
         ticket = Ticket(self._belonging.lease_id, self._belonging.epoch)
+        era = await self._find_era()
+        self._era = era.number
+        if self._belonging.era not in (0, era.number):
+            log.error("etcd forgot this node: it is told what this node holds", etcd=self._settings.cluster)
+            self._is_retelling = True
+            self._post(self._membership)
+            await self._cluster.client.revoke(ticket.lease_id)
+            ticket = Ticket(0, 0)
         try:
             epoch = await self._membership.join(ticket if ticket.lease_id else None)
         except NotKeptError:
             # Nothing rests on it, so nobody needs to wait for its lease to end.
             await self._cluster.client.revoke(self._membership.ticket.lease_id)
             raise
+        if self._is_retelling:
+            await self._tell(era)
         self._resumed = epoch.number == ticket.epoch
         self._fault = ""
         if self._resumed:
             log.info("went on with the membership", node=self._cluster.node, epoch=epoch.number)
+
+    async def _find_era(self) -> Era:
+        """The era of the directory that is there now. Where it is this node's in an earlier state, a new one begins."""
+        client, keys, known = self._cluster.client, self._cluster.keys, self._belonging
+        is_foreign = False
+        try:
+            await client.connect()
+        except ForeignDirectoryError as error:
+            log.error("another directory answers than before", etcd=self._settings.cluster, error=error)
+            client.begin_anew()
+            is_foreign = True
+        found = await find_era(client, keys)
+        if found is None:
+            return await begin_era(client, keys, None)
+        revision = (await client.read(Range(keys.era))).revision
+        is_foreign |= known.cluster_id not in (0, client.cluster_id)
+        is_foreign |= revision < max(known.epoch, self._cluster.ledger.newest(known.era))
+        if known.era != found.number or not is_foreign:
+            return found
+        nobodys = ClusteredDirectory(client, keys)
+        try:
+            await nobodys.forget_clean()
+        finally:
+            await nobodys.close()
+        return await begin_era(client, keys, found)
+
+    async def _tell(self, era: Era) -> None:
+        """Before anybody rests on this membership."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                keeping = group.create_task(self._membership.run())
+                await self._retell(self._membership.epoch, era)
+                keeping.cancel()
+        except ExceptionGroup as errors:
+            ours, unexpected = errors.split(TiergateError)
+            raise (unexpected or ours or errors).exceptions[0] from errors
+        self._is_retelling = False
+        self._post(self._membership)
+        log.warning("etcd was told what this node holds", etcd=self._settings.cluster)
+
+    async def _watch_era(self) -> None:
+        """Another node may be the first to see that the directory forgot."""
+        client, key = self._cluster.client, self._cluster.keys.era
+        while True:
+            outcome = await client.read(Range(key))
+            rows = outcome.found(0)
+            if not rows or era_of(rows[0].value) != self._era:
+                raise MembershipOverError("the directory began anew")
+            async with Watch(client, key, b"", outcome.revision + 1) as watch:
+                with suppress(CompactedError):
+                    await watch.next()
 
     async def _rejoin(self) -> None:
         while True:
@@ -201,17 +291,17 @@ class Member:
 
     def _post(self, membership: Membership) -> None:
         """What is needed to go on after a restart is kept before anything can rest on it."""
-        ticket = membership.ticket
-        belonging = replace(
-            self._belonging,
-            cluster=self._settings.cluster,
-            cluster_id=self._cluster.client.cluster_id,
-            lease_id=ticket.lease_id,
-            epoch=ticket.epoch,
-        )
+        ticket, cluster_id = membership.ticket, self._cluster.client.cluster_id
+        belonging = replace(self._belonging, lease_id=ticket.lease_id, epoch=ticket.epoch)
+        if not self._is_retelling:  # else a restart begins it again
+            belonging = replace(belonging, cluster=self._settings.cluster, cluster_id=cluster_id, era=self._era)
         if belonging != self._belonging:
             self._write(belonging)
-        self._cluster.board.post(Posted(ticket.epoch, membership.deadline_s(), membership.about))
+        if self._is_retelling:
+            self._cluster.board.post(Posted(ticket.epoch, 0.0, membership.about, 0, NOBODYS_CLUSTER))
+            return
+        posted = Posted(ticket.epoch, membership.deadline_s(), membership.about, self._era, cluster_id)
+        self._cluster.board.post(posted)
 
     def _read(self) -> Belonging:
         """What the memory folder says. The life of a memory ends with the machine's, wherever the folder lies."""
