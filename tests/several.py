@@ -58,10 +58,19 @@ class SeveralNodes(RunningNode):
         self._count = count
         self._dead_count = dead_count
         self._origin_url = origin
-        self._options = options
         self._stack = ExitStack()
         self._etcd = EtcdServer()
-        self._front = Front(self._route)
+        # Where clients shall find the node is where the front is.
+        flags = list(options.pop("flags", ()))
+        listen = "127.0.0.1:0"
+        if "--listen" in flags:
+            at = flags.index("--listen")
+            listen = flags[at + 1]
+            del flags[at : at + 2]
+        host, _, port = listen.rpartition(":")
+        options["flags"] = flags
+        self._front = Front(self._route, host, int(port))
+        self._options = options
         self._others: list[RunningNode] = []
         self._endpoints: list[str] = []
         # Its flags name etcd, which does not run yet.
@@ -89,11 +98,10 @@ class SeveralNodes(RunningNode):
         super().__exit__()
 
     def _member(self, number: int) -> dict[str, Any]:
-        flags: Sequence[str] = self._options.get("flags", ())
         member = ["--cluster", f"etcd://{','.join(self._etcd.endpoints)}", "--node-name", f"n{number}"]
         member += ["--advertise", "127.0.0.1:0", "--lease", f"{LEASE_S}s"]
         environment = dict(self._options.get("environment") or {}) | SECRET
-        return self._options | {"flags": (*flags, *member), "environment": environment}
+        return self._options | {"flags": (*self._options["flags"], *member), "environment": environment}
 
     # -- the way in
     def _lead(self) -> None:

@@ -42,12 +42,12 @@ class _Exchange:
 
 class FaultyOrigin:
     """The proxy, in a thread with its own event loop. A context manager; `endpoint` is for the gateway,
-    `origin` is what stands behind it, `host` the address it listens at."""
+    `origin` is what stands behind it, `host` and `port` where it listens (0: any port)."""
 
     TAKES_ALL = False
     """Whether a connection whose request was answered early goes on, after the rest of its body; else it ends."""
 
-    def __init__(self, origin: str, host: str = "127.0.0.1") -> None:
+    def __init__(self, origin: str, host: str = "127.0.0.1", port: int = 0) -> None:
         self.origin = origin
         self._address = address_of(origin)
         self._host = host
@@ -55,7 +55,7 @@ class FaultyOrigin:
         self._changed = threading.Condition()
         self._seen: list[Seen] = []
         self._rules: list[Rule] = []
-        self._port = 0
+        self._port = port
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="faulty-origin", daemon=True)
@@ -147,7 +147,7 @@ class FaultyOrigin:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        server = await asyncio.start_server(self._accept, self._host, 0, limit=MAX_HEAD_BYTES)
+        server = await asyncio.start_server(self._accept, self._host, self._port, limit=MAX_HEAD_BYTES)
         self._port = server.sockets[0].getsockname()[1]
         self._started.set()
         await self._stopping.wait()

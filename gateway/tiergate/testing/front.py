@@ -14,8 +14,8 @@ class Front(FaultyOrigin):
 
     TAKES_ALL = True
 
-    def __init__(self, route: Callable[[Seen], str]) -> None:
-        super().__init__("http://127.0.0.1:1")
+    def __init__(self, route: Callable[[Seen], str], host: str = "127.0.0.1", port: int = 0) -> None:
+        super().__init__("http://127.0.0.1:1", host, port)
         self._route = route
 
     def __enter__(self) -> Self:

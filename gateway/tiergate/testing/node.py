@@ -110,6 +110,7 @@ class RunningNode:
             "--admin-listen",
             f"{address}:{ports[1]}",
         )
+        self._kept: tuple[str, ...] = ()
 
     # -- life
     def __enter__(self) -> Self:
@@ -143,7 +144,7 @@ class RunningNode:
         command = [*self._enter, sys.executable, *self._program, "serve"]
         command += ["--origin", self.origin]
         command += ["--memory-dir", str(self.memory_dir), "--memory-limit", self._memory_limit]
-        command += ["--workers", str(self._workers_count), *self.flags, *self._addresses]
+        command += ["--workers", str(self._workers_count), *self._addresses, *self.flags, *self._kept]
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -367,9 +368,9 @@ class RunningNode:
         self.endpoint, self.admin, self.peers = found[1], found[2], found[3] or ""
         if self._keep_ports:
             listen, admin = (url.removeprefix("http://") for url in (self.endpoint, self.admin))
-            self._addresses = ("--listen", listen, "--admin-listen", admin)
+            self._kept = ("--listen", listen, "--admin-listen", admin)
             if self.peers:
-                self._addresses += ("--advertise", self.peers)
+                self._kept += ("--advertise", self.peers)
 
     def _running(self) -> "subprocess.Popen[str]":
         if self._process is None:
