@@ -8,6 +8,7 @@ import pytest
 from tests.conformance.gateway import CLIENT, checking_node
 from tests.conformance.rows import Row, answered
 from tests.conformance.wire import UNSIGNED, Ask, Bucket
+from tests.several import one_node
 
 from tiergate.testing.node import RunningNode
 from tiergate.testing.origins import FaultyOrigin, ProcessOrigin, Truncate
@@ -49,6 +50,7 @@ def test_client_that_never_sends_what_it_was_invited_to(s3: Bucket, prefix: str)
         answered(Row("never sends", ask, 400, "RequestTimeout", closes=True), reply)
 
 
+@one_node("a connection without a request leads to none of several nodes")
 @pytest.mark.parametrize("start", [b"", b"GET /conformance HTTP/1.1\r\nHost: h\r\nA: "], ids=["nothing", "half_a_head"])
 def test_connection_without_a_request_is_closed(s3: Bucket, start: bytes) -> None:
     with s3.wire() as wire:
@@ -56,6 +58,7 @@ def test_connection_without_a_request_is_closed(s3: Bucket, start: bytes) -> Non
         assert wire.rest() == b""
 
 
+@one_node("a connection that waits for its next request leads to none of several nodes")
 def test_idle_connection_is_closed(s3: Bucket) -> None:
     with s3.wire() as wire:
         assert wire.ask(Ask("HEAD", "/conformance")).status == 200
