@@ -112,7 +112,8 @@ class SeveralNodes(RunningNode):
 
     def _route(self, seen: Seen) -> str:
         if seen.operation in ("UploadPart", "UploadPartCopy"):
-            return self._endpoints[int(seen.query.get("partNumber", "0") or 0) % len(self._endpoints)]
+            number = seen.query.get("partNumber", "")
+            return self._endpoints[int(number) % len(self._endpoints) if number.isdecimal() else 0]
         reads = seen.method in ("GET", "HEAD") or seen.operation == "CompleteMultipartUpload"
         return self._endpoints[1 if reads else 0]
 

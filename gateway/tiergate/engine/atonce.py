@@ -17,11 +17,15 @@ async def for_each(rooms: Rooms, items: Sequence[S], work: Callable[[S], Awaitab
     """What `work` returns for each of the items, in their order. One that fails ends it; those beside it are done."""
     if rooms.is_alone:
         return [await work(item) for item in items]
+
+    async def done(item: S) -> tuple[T]:
+        return (await work(item),)  # What it returns may be an error, too, which is none of ours.
+
     found: list[T] = []
     for start in range(0, len(items), AT_ONCE_COUNT):
-        part = [work(item) for item in items[start : start + AT_ONCE_COUNT]]
+        part = [done(item) for item in items[start : start + AT_ONCE_COUNT]]
         for result in await asyncio.gather(*part, return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
-            found.append(result)
+            found += result
     return found

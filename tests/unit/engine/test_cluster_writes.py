@@ -1,6 +1,7 @@
 """Writes of a node in a cluster: on how many nodes they are, what they say, and what is left of those that fail."""
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
@@ -62,6 +63,25 @@ async def test_prefix_says_on_how_many(start: Callable[..., Cluster], count: int
     assert len(await cluster.holders("k")) == count
     deleted = await cluster["a"].ask("DeleteObject", "DELETE", "k")
     assert deleted.headers[ACK] == f"memory:{count}"
+
+
+async def test_deletion_of_many_judges_each_key_by_its_own(cluster: Cluster) -> None:
+    """Some are deleted at once; what is wrong with one is no failure of the request."""
+    for key in ("right", "wrong", "plain"):
+        await cluster["a"].put(key, DATA)
+    items = [
+        "<Object><Key>plain</Key></Object>",
+        f"<Object><Key>wrong</Key><ETag>&quot;{'0' * 32}&quot;</ETag></Object>",
+        f"<Object><Key>{'k' * 1025}</Key></Object>",
+        "<Object><Key>right</Key><ETag>*</ETag></Object>",
+    ]
+    document = f"<Delete>{''.join(items)}</Delete>".encode()
+    answer = await cluster["b"].ask("DeleteObjects", "POST", "", query=[("delete", "")], document=document)
+    assert (answer.status, answer.headers[ACK]) == (200, "memory:2")
+    said = cast(bytes, answer.body).decode()
+    assert re.findall("<Deleted><Key>(.*?)</Key>", said) == ["plain", "right"]
+    assert re.findall("<Code>(.*?)</Code>", said) == ["PreconditionFailed", "KeyTooLongError"]
+    assert (await cluster["a"].get("wrong"))[1] == DATA
 
 
 async def test_empty_object_has_holders_too(cluster: Cluster) -> None:
