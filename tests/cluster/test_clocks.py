@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.cluster.conftest import StartCluster
+from tests.cluster.conftest import StartCluster, thorough
 
 LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
 
@@ -17,7 +17,14 @@ pytestmark = pytest.mark.skipif(
 ALL, OTHERS = ("n0", "n1", "n2"), ("n0", "n2")
 
 
-@pytest.mark.parametrize(("jump", "serving"), [("+4m", ALL), ("-4m", ALL), ("+3h", OTHERS)])
+@pytest.mark.parametrize(
+    ("jump", "serving"),
+    [
+        ("-4m", ALL),
+        pytest.param("+4m", ALL, marks=thorough),
+        pytest.param("+3h", OTHERS, marks=thorough),
+    ],
+)
 def test_jump_under_load(start_cluster: StartCluster, tmp_path: Path, jump: str, serving: Sequence[str]) -> None:
     """Minutes, which is longer than every lease and promise, nobody notices. After hours nobody takes what the node
     signs, nor it what they sign: it serves no more, but stays a member, and goes on once its clock is right."""

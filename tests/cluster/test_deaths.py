@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 from tests.cluster.clusters import Cluster
-from tests.cluster.conftest import StartCluster
+from tests.cluster.conftest import StartCluster, thorough
 
 from tiergate.testing.journal import value_of
 from tiergate.testing.objects import body_of, is_missing
@@ -55,6 +55,7 @@ def test_survivors_finish_what_a_killed_owner_owed(start_cluster: StartCluster) 
     cluster.end(but=["n0"])
 
 
+@thorough
 def test_promises_to_the_dead_end(start_cluster: StartCluster) -> None:
     """What peers kept for a sender that died in between is given back, once their promise is over."""
     cluster = start_cluster(brief=True)
@@ -97,6 +98,7 @@ def in_origin(cluster: Cluster, key: str) -> bytes | None:
         return None
 
 
+@thorough
 def test_two_of_three_die_and_the_third_finishes(start_cluster: StartCluster) -> None:
     cluster = start_cluster(copies_count=3)
     gate = hold_writes(cluster)
@@ -115,6 +117,7 @@ def test_two_of_three_die_and_the_third_finishes(start_cluster: StartCluster) ->
     cluster.end(but=["n0", "n1"])
 
 
+@thorough
 def test_node_comes_back_with_its_memory(start_cluster: StartCluster) -> None:
     cluster = start_cluster()
     gate = hold_writes(cluster)
@@ -145,6 +148,7 @@ def test_node_comes_back_empty_under_its_name(start_cluster: StartCluster) -> No
     cluster.end()
 
 
+@thorough
 @pytest.mark.parametrize("victim", ["worker", "background", "parent"])
 def test_single_processes_die_under_load(start_cluster: StartCluster, victim: Any) -> None:
     cluster = start_cluster()
@@ -169,6 +173,7 @@ def test_rolling_restart_costs_no_client_an_error(start_cluster: StartCluster) -
     cluster.end()
 
 
+@thorough
 def test_drain_brings_what_is_owed_to_the_origin(start_cluster: StartCluster) -> None:
     cluster = start_cluster(flags=("--drain", "20s"))
     trainer = cluster.trainer("n0")
@@ -195,6 +200,7 @@ def test_drain_without_an_origin_leaves_it_to_peers(start_cluster: StartCluster)
     cluster.end(but=["n0"])
 
 
+@thorough
 def test_dead_node_is_no_reason_to_fail(start_cluster: StartCluster) -> None:
     """Before its lease is over, too: whoever has copies there finds others."""
     cluster = start_cluster()
@@ -206,6 +212,7 @@ def test_dead_node_is_no_reason_to_fail(start_cluster: StartCluster) -> None:
     cluster.end(but=["n2"])
 
 
+@thorough
 def test_nothing_is_acknowledged_that_only_the_dead_held(start_cluster: StartCluster) -> None:
     """A node dies right after each acknowledgement that it gave, and all it acknowledged is there."""
     cluster = start_cluster(nodes_count=2)

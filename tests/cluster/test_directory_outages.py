@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from tests.cluster.conftest import StartCluster
+from tests.cluster.conftest import StartCluster, thorough
 from tests.cluster.test_deaths import hold_writes, in_origin, put
 
 from tiergate.testing.journal import status_of
@@ -26,6 +26,7 @@ def test_leader_dies_under_load(start_cluster: StartCluster) -> None:
     cluster.end()
 
 
+@thorough
 def test_all_members_start_again_under_load(start_cluster: StartCluster) -> None:
     cluster = start_cluster(members_count=3)
     with cluster.training() as trainer:
@@ -36,6 +37,7 @@ def test_all_members_start_again_under_load(start_cluster: StartCluster) -> None
     cluster.end()
 
 
+@thorough
 def test_frozen_etcd_is_waited_for_or_said(start_cluster: StartCluster) -> None:
     """Longer than a lease: nothing is acknowledged in the dark, and all is as it was afterwards."""
     cluster = start_cluster(flags=("--directory-patience", "2s"))
@@ -53,6 +55,7 @@ def test_frozen_etcd_is_waited_for_or_said(start_cluster: StartCluster) -> None:
     cluster.end()
 
 
+@thorough
 def test_slow_etcd_costs_time_only(start_cluster: StartCluster) -> None:
     """As far away as another continent: nobody loses a lease, no client gets an error."""
     cluster = start_cluster(etcd_delay_s=0.1)

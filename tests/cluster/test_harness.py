@@ -6,7 +6,7 @@ import random
 
 import pytest
 from tests.cluster.clusters import CLIENT
-from tests.cluster.conftest import StartCluster
+from tests.cluster.conftest import StartCluster, thorough
 
 from tiergate.clock import SystemClock
 from tiergate.etcd.client import Access, EtcdClient
@@ -20,6 +20,7 @@ from tiergate.testing.origins import s3_client
 from tiergate.testing.rules import Answer, Seen, Slow
 
 
+@thorough
 def test_training_on_one_node_ends_well(start_cluster: StartCluster) -> None:
     cluster = start_cluster(nodes_count=1, alone=True)
     cluster.standing.proxy.inject(Slow(0.02), times=None)
@@ -33,6 +34,7 @@ def test_training_on_one_node_ends_well(start_cluster: StartCluster) -> None:
     cluster.end()
 
 
+@thorough
 def test_cut_from_origin_is_survived(start_cluster: StartCluster) -> None:
     cluster = start_cluster(nodes_count=1, alone=True, flags=("--origin-read-timeout", "1s"))
     trainer = cluster.trainer()
@@ -76,6 +78,7 @@ def pretend(journal: Journal, key: str) -> None:
     journal.write(key, value_of(b"lost"), lambda: {"ETag": '"lost"', "ResponseMetadata": {"HTTPHeaders": {}}})
 
 
+@thorough
 def test_judge_sees_what_is_owed(start_cluster: StartCluster) -> None:
     cluster = start_cluster(nodes_count=1, alone=True)
     cluster.standing.proxy.inject(Answer(503, "SlowDown"), operation="PutObject", times=None)
@@ -86,6 +89,7 @@ def test_judge_sees_what_is_owed(start_cluster: StartCluster) -> None:
     cluster.end()
 
 
+@thorough
 def test_memory_of_a_dead_node_is_audited(start_cluster: StartCluster) -> None:
     cluster = start_cluster(nodes_count=1, alone=True)
     cluster.trainer().train(1)

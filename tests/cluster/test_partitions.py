@@ -6,7 +6,7 @@ import os
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 from tests.cluster.clusters import Cluster
-from tests.cluster.conftest import StartCluster
+from tests.cluster.conftest import StartCluster, thorough
 from tests.cluster.test_deaths import put
 
 from tiergate.testing.histories import Did, Value
@@ -32,6 +32,7 @@ def read(cluster: Cluster, name: str, key: str) -> Value | None:
     return value
 
 
+@thorough
 def test_two_nodes_that_do_not_hear_each_other(start_cluster: StartCluster) -> None:
     cluster = start_cluster(flags=SHORT)
     cluster.trainer().train(1)
@@ -85,6 +86,7 @@ def test_node_that_does_not_reach_etcd(start_cluster: StartCluster) -> None:
     cluster.end()
 
 
+@thorough
 def test_nodes_that_do_not_reach_the_origin(start_cluster: StartCluster) -> None:
     """First one, then all: saves go on, and all is written back once the origin is there again."""
     cluster = start_cluster(flags=SHORT)
@@ -100,6 +102,7 @@ def test_nodes_that_do_not_reach_the_origin(start_cluster: StartCluster) -> None
     cluster.end()
 
 
+@thorough
 def test_node_cut_from_everything_at_once(start_cluster: StartCluster) -> None:
     """Its switch dies in mid-save: to others it is dead, to itself all others are; then it is there again."""
     cluster = start_cluster(flags=SHORT)
@@ -117,6 +120,7 @@ def test_node_cut_from_everything_at_once(start_cluster: StartCluster) -> None:
     cluster.end()
 
 
+@thorough
 def test_narrow_link_to_a_node(start_cluster: StartCluster) -> None:
     cluster = start_cluster(flags=SHORT)
     cluster.standing.network.throttle(cluster.places["n1"], 4 * MIB)
@@ -129,6 +133,7 @@ def test_narrow_link_to_a_node(start_cluster: StartCluster) -> None:
     cluster.end()
 
 
+@thorough
 def test_peer_without_room_is_passed_over(start_cluster: StartCluster) -> None:
     """One peer's memory is full of what the origin does not take: what has no room there goes to the origin, or
     waits; nothing is acknowledged at less."""

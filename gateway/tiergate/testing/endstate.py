@@ -10,6 +10,7 @@ from botocore.exceptions import ClientError
 from tiergate.clock import SystemClock
 from tiergate.config import Settings
 from tiergate.config.values import ClientAuth
+from tiergate.directory.clusterrows import record_of
 from tiergate.memory.audit import audit
 from tiergate.memory.memory import Memory
 from tiergate.server.budget import split
@@ -24,9 +25,6 @@ from tiergate.testing.rules import Seen
 LAYOUT = b"/tiergate/1/"
 OWED = ("q", "w", "s", "x")
 """Tables that are empty when the origin is owed nothing: pending writes, the same by owner, steps, orphan uploads."""
-
-HOLDINGS = ("h", "i")
-"""Who holds which version: by version, and by node."""
 
 
 @dataclass
@@ -50,7 +48,7 @@ class End:
     def problems(self) -> list[str]:
         """Wait until all is settled, then say what is wrong; empty if all is well."""
         unsettled = self._settle()
-        return [*unsettled, *self._objects(), *self._origin(), *self._memory()]
+        return [*unsettled, *self._objects(), *self._origin(), *self._holdings(), *self._memory()]
 
     # -- waiting
     def _settle(self) -> list[str]:
@@ -149,6 +147,19 @@ class End:
             if last and last[0] != (None if body is None else value_of(body)):
                 found.append(f"the origin holds of {key} {body if body is None else len(body)}, not {last[0]}")
         return found + untrue_markers(self.requests(), self.bucket, self.journal.writes(self.lost), self.is_marker)
+
+    def _holdings(self) -> list[str]:
+        """Nodes are said to hold current versions only, and by version the same as by node."""
+        if self.etcd is None:
+            return []
+        records = {each.key[len(LAYOUT) + 2 :]: record_of(each).version for each in self._rows("o")}
+        current = {(name, version.uid.encode()) for name, version in records.items() if version is not None}
+        by_version = {tuple(each.key[len(LAYOUT) + 2 :].split(b"\0")) for each in self._rows("h")}
+        by_node = {tuple(each.key[len(LAYOUT) + 2 :].split(b"\0")) for each in self._rows("i")}
+        stale = sorted(each for each in by_version if each[:2] not in current)
+        found = [f"held, but not current: {each}" for each in stale[:5]]
+        unlike = by_version ^ {(name, uid, node) for node, name, uid in by_node}
+        return [*found, *(f"not the same by version and by node: {each}" for each in sorted(unlike)[:5])]
 
     def _memory(self) -> list[str]:
         """Every count and extent of every node's memory is right; no node met a bug of its own."""
