@@ -72,6 +72,8 @@ def test_what_a_zombie_sends_harms_nothing(start_cluster: StartCluster) -> None:
     cluster = start_cluster()
     for key in ("kept", "replaced", "deleted"):
         put(cluster, "n0", key, b"first of " + key.encode())
+    # The late put of a key that the origin did not have may bring it back (SEMANTICS, Limits).
+    cluster.node("n0").wait_settled()
     gate = hold_writes(cluster)
     for key in ("kept", "replaced", "deleted", "new"):
         put(cluster, "n0", key, b"second of " + key.encode())
