@@ -21,13 +21,14 @@ from tiergate.testing.cluster import RunningCluster
 from tiergate.testing.etcd import EtcdServer, needs_etcd
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import NodeEndedError, RunningNode
-from tiergate.testing.objects import is_missing
+from tiergate.testing.objects import ack_of, body_of, is_missing
 from tiergate.testing.origins import MotoOrigin
 from tiergate.testing.rules import Answer, Gate, Hold
 
 pytestmark = [needs_etcd, pytest.mark.parametrize("origin", [MotoOrigin], ids=["moto"], indirect=True)]
 
 POLL_S = 0.05
+PART_BYTES = 5 << 20
 
 StartCluster = Callable[..., RunningCluster]
 
@@ -276,3 +277,33 @@ def test_what_a_node_alone_owes_keeps_it_from_joining(
     with cluster.make("b", memory_dir=alone.memory_dir) as b:
         assert not (alone.memory_dir / "index" / "directory").exists()
         assert b.client().get_object(Bucket=bucket, Key="owed")["Body"].read() == b"x"
+
+
+def test_upload_without_enough_nodes_for_its_copies_goes_on_to_the_origin(
+    start_cluster: StartCluster, bucket: str, direct: Any
+) -> None:
+    cluster = start_cluster(1, "--replicas", "2")
+    client, named = cluster.client(0), {"Bucket": bucket, "Key": "k"}
+    named["UploadId"] = client.create_multipart_upload(**named)["UploadId"]
+    bodies = [bytes([number]) * PART_BYTES for number in (1, 2)]
+    parts = [
+        {"PartNumber": number, "ETag": client.upload_part(**named, PartNumber=number, Body=body)["ETag"]}
+        for number, body in enumerate(bodies, 1)
+    ]
+    answer = client.complete_multipart_upload(**named, MultipartUpload={"Parts": parts})
+    assert ack_of(answer) == "origin"
+    assert body_of(direct, bucket, "k") == body_of(client, bucket, "k") == b"".join(bodies)
+    assert cluster.nodes[0].metric("tiergate_http_broken_invariants_total") == 0
+
+
+def test_deletion_in_a_versioned_bucket_is_seen_by_the_other_node_at_once(
+    start_cluster: StartCluster, bucket: str, direct: Any
+) -> None:
+    direct.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    cluster = start_cluster(2)
+    one, other = cluster.client(0), cluster.client(1)
+    for key in map(str, range(12)):
+        one.put_object(Bucket=bucket, Key=key, Body=b"x")
+        assert body_of(other, bucket, key) == b"x"
+        other.delete_object(Bucket=bucket, Key=key)
+        assert is_missing(one, bucket, key), key

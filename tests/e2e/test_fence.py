@@ -229,6 +229,43 @@ def test_overwrite_waits_while_marker_cannot_be_withdrawn(
     check_whole(proxy, writer, direct)
 
 
+def test_marker_that_the_origin_copied_or_took_for_us_is_withdrawn_too(
+    start_node: StartNode, writer: Writer, proxy: FaultyOrigin
+) -> None:
+    node = start_node("--marker-quiet", "0.3s")
+    writer.client = node.client()
+    for _ in range(2):  # The second looks for markers that somebody put into the origin, and finds none yet.
+        writer.put("run/shard", os.urandom(1000))
+        node.wait_settled()
+    marker = os.urandom(100)
+    # What grants access is the origin's to do, so the whole request is.
+    answer = writer.client.put_object(Bucket=writer.bucket, Key=f"run/{MARKER}", Body=marker, ACL="private")
+    assert answer["ResponseMetadata"]["HTTPHeaders"]["x-tiergate-ack"] == "origin"
+    proxy.forget()
+    writer.put("run/shard", os.urandom(1000))
+    node.wait_settled()
+    assert order_of(proxy, writer.bucket) == [f"-run/{MARKER}", "run/shard", f"run/{MARKER}"]
+
+
+def test_marker_replaced_on_a_condition_while_it_is_withdrawn(
+    start_node: StartNode, writer: Writer, proxy: FaultyOrigin, direct: Any
+) -> None:
+    node = start_node("--marker-quiet", "0.3s")
+    writer.client = client = node.client()
+    writer.put("run/shard", os.urandom(1000))
+    etag = client.put_object(Bucket=writer.bucket, Key=f"run/{MARKER}", Body=b"first")["ETag"]
+    node.wait_settled()
+    gate = Gate()
+    proxy.inject(Hold(gate), operation="DeleteObject")
+    writer.put("run/shard", os.urandom(1000))
+    gate.wait_reached()
+    client.put_object(Bucket=writer.bucket, Key=f"run/{MARKER}", Body=b"second", IfMatch=etag)
+    gate.release()
+    status = node.wait_settled()
+    assert status["writeback"]["quarantined"] == []
+    assert body_of(direct, writer.bucket, f"run/{MARKER}") == b"second"
+
+
 @pytest.mark.parametrize("order", ["marker last", "marker first", "by DeleteObjects"])
 @pytest.mark.semantics("P4.4")
 def test_deleting_a_set_takes_marker_first_in_whatever_order(

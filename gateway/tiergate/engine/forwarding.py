@@ -4,8 +4,9 @@ What they need is written back first; what they change is forgotten here; what t
 """
 
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
+from functools import partial
 
 from tiergate.engine.acks import ACK_HEADER, ACK_ORIGIN
 from tiergate.engine.calls import Answer, Call, read_whole
@@ -14,18 +15,15 @@ from tiergate.engine.lasting import SettledBody
 from tiergate.engine.outage import Outage
 from tiergate.engine.owned import MAKES_VISIBLE
 from tiergate.engine.relay import relay
-from tiergate.engine.rooms import Rooms, log_name
+from tiergate.engine.rooms import Rooms
 from tiergate.engine.turn import Turn
-from tiergate.errors import OriginRefusedError, RequestError, TiergateError
-from tiergate.model import Kind, ObjectName
-from tiergate.observe.logs import get_logger
+from tiergate.errors import OriginRefusedError, RequestError
+from tiergate.model import Kind, ObjectName, Role
 from tiergate.s3.conditions import COPY_SOURCE_PREFIX, has_conditions, restated
 from tiergate.s3.copysource import parse_copy_source
 from tiergate.s3.operations import parse
 from tiergate.s3.target import percent_decode
 from tiergate.s3.wire import http_date
-
-log = get_logger(__name__)
 
 DOCUMENT_LIMIT_BYTES = 4 << 20
 
@@ -174,29 +172,27 @@ class Forwarding:
             turn.push_async_callback(self._forget, call, names)
             answer = await self.plain(call)
             answer.headers.setdefault(ACK_HEADER, ACK_ORIGIN)
-            if answer.size_bytes is None and not isinstance(answer.body, bytes):
-                # Its length unknown, the answer may have begun before the change was done.
+            if answer.size_bytes is None and answer.status != 204 and not isinstance(answer.body, bytes):
+                # Its length unknown, the answer may have begun before the change was done. (A 204 ends with its head.)
                 return replace(answer, body=SettledBody(answer.body, turn.pop_all().aclose))
             return answer
 
     async def _forget(self, call: Call, names: Sequence[ObjectName]) -> None:
-        forgotten = []
         for name in names:
             version = await self._rooms.directory.forget(name, None)
             if version is not None:
                 self._rooms.let_go(version)
-                forgotten.append(name)
+            is_marker = self._rooms.markers.role_of(name, 0) is Role.MARKER
+            if call.operation not in DELETIONS and (version is not None or is_marker):
+                await self.turn.or_later(partial(self._learnt, name))
         self._rooms.wake()
-        if call.operation not in DELETIONS:
-            await self._learn(forgotten)
 
-    async def _learn(self, names: Sequence[ObjectName]) -> None:
-        """Know again at once what was known: listings show the identity of what is known, else the origin's (P6)."""
-        for name in names:
-            try:
-                await self._resolver.find(name)
-            except TiergateError as error:
-                log.info("not known again", error=error, **log_name(name))
+    async def _learnt(self, name: ObjectName) -> bool:
+        """Know at once what was known before, as listings show the identity of what is known, else the origin's (P6);
+        and every marker, as it must be withdrawn before a member of its set changes (P4)."""
+        with suppress(OriginRefusedError):  # It cannot be looked at without what the request brought.
+            await self._resolver.find(name)
+        return True
 
 
 def named_versions(call: Call) -> set[ObjectName]:

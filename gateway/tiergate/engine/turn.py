@@ -138,7 +138,7 @@ class Turn:
             await self._rooms.directory.end_step(step)
             return True
 
-        await self._or_later(ended)
+        await self.or_later(ended)
 
     async def doubt(self, name: ObjectName) -> None:
         """The origin may or may not have taken a write of the key that nobody acknowledged: it is asked before the next
@@ -148,13 +148,14 @@ class Turn:
             await doubt(self._rooms.directory, name)
             return True
 
-        await self._or_later(doubted)
+        await self.or_later(doubted)
 
-    async def _or_later(self, work: Callable[[], Awaitable[bool]]) -> None:
+    async def or_later(self, work: Callable[[], Awaitable[bool]]) -> None:
+        """Do it now; where that does not work, again and again in the background."""
         try:
             await work()
         except TiergateError as error:
-            log.warning("the directory is told later", error=error)
+            log.warning("left for later", error=error)
             self._afterwards.add(work)
         except asyncio.CancelledError:
             self._afterwards.add(work)

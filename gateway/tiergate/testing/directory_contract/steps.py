@@ -29,6 +29,14 @@ class Steps:
         assert await directory.steps() == []
         await directory.end_step(step)
 
+    async def test_begin_step_may_be_of_what_is_in_no_bucket(self, directory: Directory) -> None:
+        first, second = (through(ObjectName("", f"{uid}/1"), uid, Role.POINTER, replaces=False) for uid in ("u1", "u2"))
+        assert await directory.begin_step(first)
+        assert await directory.begin_step(second)
+        assert not await directory.begin_step(replace(first, uid="again"))
+        await directory.end_step(first)
+        assert await directory.steps() == [second]
+
     async def test_begin_step_again_is_what_it_says_now(self, directory: Directory) -> None:
         assert await directory.begin_step(through(SHARD, "t1"))
         assert not await directory.begin_step(marker_put(MARKER, "m1"))
