@@ -260,6 +260,8 @@ def test_marker_replaced_on_a_condition_while_it_is_withdrawn(
     writer.put("run/shard", os.urandom(1000))
     gate.wait_reached()
     client.put_object(Bucket=writer.bucket, Key=f"run/{MARKER}", Body=b"second", IfMatch=etag)
+    # Once it is gone and put back, nobody hears of that.
+    proxy.inject(Answer(500, "InternalError", after_origin=True), operation="PutObject", key=f"run/{MARKER}")
     gate.release()
     status = node.wait_settled()
     assert status["writeback"]["quarantined"] == []

@@ -160,8 +160,9 @@ class Sender:
             if there is not None and is_there and not write.withdrawn:
                 return write, there.etag
             found = there.etag if there else NO_BASE
-            is_other = found != base and base != UNKNOWN_BASE
-            if is_other and write.conditional and not await self._took_away(write, there):
+            # A marker may be gone, or back, by our own doing, though the directory did not hear of it.
+            is_ours = found == base or base == UNKNOWN_BASE or (write.withdrawn and (is_there or found == NO_BASE))
+            if write.conditional and not is_ours and not await self._took_away(write, there):
                 raise ForeignVersionError(412, "PreconditionFailed", "the origin holds a foreign version")
             base = found
         return await self._directory.begin(write.name, write.uid, base), None
