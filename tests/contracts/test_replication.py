@@ -281,6 +281,11 @@ async def test_a_document_that_is_not_the_signed_one_is_refused(cluster: Cluster
         assert status == 403
 
 
+def notices_of(bucket: str, key: str, uid: str, body_uid: str) -> bytes:
+    """A message with one notice."""
+    return encode(Notices((Notice(ObjectName(bucket, key), uid, (body_uid,)),)))
+
+
 @pytest.mark.parametrize(
     ("method", "target", "data", "status", "code"),
     [
@@ -292,6 +297,25 @@ async def test_a_document_that_is_not_the_signed_one_is_refused(cluster: Cluster
         ("GET", "/peer/v1/bodies/u1/blocks/0", b"", 404, "missing"),
         ("POST", "/peer/v1/notices", b"{", 400, "broken"),
         ("POST", "/peer/v1/pull", b'{"holder": "v1", "bodies": [], "at": [["a"]]}', 400, "broken"),
+        (
+            "POST",
+            "/peer/v1/pull",
+            b'{"holder": "v", "bodies": [{"uid": "a/b", "size_bytes": 0}], "at": [[]]}',
+            400,
+            "broken",
+        ),
+        *[
+            ("POST", "/peer/v1/notices", notices_of(*said), 400, "broken")
+            for said in (
+                ("", "k", "u", "u"),
+                ("a/b", "k", "u", "u"),
+                ("b", "", "u", "u"),
+                ("b", "k\0", "u", "u"),
+                ("b", "k" * 1025, "u", "u"),
+                ("b", "k", "", "u"),
+                ("b", "k", "u", "../u"),
+            )
+        ],
         (
             "POST",
             "/peer/v1/pull",

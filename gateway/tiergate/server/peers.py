@@ -11,12 +11,9 @@ from aiohttp import web
 from tiergate.clock import Clock
 from tiergate.config import Secret
 from tiergate.directory.base import Directory
-from tiergate.errors import (
-    InvariantError,
-    MemoryFullError,
-)
+from tiergate.errors import InvariantError, MemoryFullError, RequestError
 from tiergate.memory.memory import Memory, Receiving
-from tiergate.model import BLOCK_CHECKSUM_BYTES, Body, Kind, Node, State
+from tiergate.model import BLOCK_CHECKSUM_BYTES, Body, Kind, Node, ObjectName, State
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
 from tiergate.replication.base import Notice
@@ -38,6 +35,7 @@ from tiergate.replication.wire import (
     Taken,
     encode,
 )
+from tiergate.s3.target import check_key
 from tiergate.server.bodies import IdleWatch
 from tiergate.server.peeredge import JSON, PeerEdge, named, number, reason_of
 
@@ -257,8 +255,9 @@ class Peers:
         pull = await self._edge.document(request, signed, Pull)
         if len(pull.bodies) > PULL_BODIES_COUNT or len(pull.at) != len(pull.bodies):
             raise PeerFaultError(Reason.BROKEN, "too many bodies, or not each with its sources")
-        uids = [named(body.uid) for body in pull.bodies if body.size_bytes]
+        uids = [body.uid for body in pull.bodies if body.size_bytes]
         for body in pull.bodies:
+            named(body.uid)
             check_shape(body, self._max_body_bytes)
         holder, epoch = named(pull.holder), self._roster.me().epoch
         response = web.StreamResponse(headers={"Content-Type": JSON})
@@ -296,6 +295,10 @@ class Peers:
         if len(said.notices) > NOTICES_COUNT:
             raise PeerFaultError(Reason.BROKEN, "too many notices")
         for notice in said.notices:
+            check_object(notice.name)
+            for uid in (notice.uid, *notice.body_uids):
+                named(uid)
+        for notice in said.notices:
             await self._look_at(notice)
         return web.Response(status=204)
 
@@ -311,6 +314,18 @@ class Peers:
         if await self._directory.get_upload(notice.uid) is not None:
             kept = {part.body.uid for part in await self._directory.list_parts(notice.uid)}
         self._memory.clean(notice.uid, [uid for uid in notice.body_uids if uid not in kept])
+
+
+def check_object(name: ObjectName) -> None:
+    """Raises:
+    PeerFaultError: there cannot be such an object.
+    """
+    try:
+        check_key(name.key)
+    except RequestError as error:
+        raise PeerFaultError(Reason.BROKEN, "not a key") from error
+    if not name.bucket or not name.key or "/" in name.bucket or "\0" in name.bucket:
+        raise PeerFaultError(Reason.BROKEN, "not an object")
 
 
 def check_shape(body: Body, max_body_bytes: int) -> None:
