@@ -183,8 +183,11 @@ async def test_a_frozen_peer_is_replaced_by_another(cluster: Cluster, stop_after
     assert copies.holders == holders((first, third))
     assert third.bytes_of(body) == content("u1", 9 * MIB)
     assert first.counted(PEER_FAILURES, "silent") == 1
-    # It comes last for a while.
+    # It comes last for a while, and what cannot do without it does not wait for it.
     assert first.roster.places("v1")[-1].name == "b"
+    assert first.replication.is_ready(2)
+    assert not first.replication.is_ready(3)
+    assert first.replication.can_reach(3)
 
 
 async def test_a_gone_peer_is_replaced(cluster: Cluster) -> None:

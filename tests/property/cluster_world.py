@@ -673,6 +673,9 @@ class SimReplication:
     def can_reach(self, copies_count: int) -> bool:
         return copies_count <= len(self._process.node.live.nodes)
 
+    def is_ready(self, copies_count: int) -> bool:
+        return self.can_reach(copies_count)
+
     def begin(self, name: ObjectName, holder: str, body_uid: str, size_bytes: int | None, copies_count: int) -> Copying:
         raise NotImplementedError
 

@@ -159,7 +159,7 @@ class Copies:
         """Hold the source's bytes for the copy where they are in memory; where they are not, or not all, whether
         others have them. False too if there are too few nodes for the copies."""
         rooms = self._rooms
-        if not rooms.replication.can_reach(rooms.copies_count(name)):
+        if not self._intake.has_nodes(name):
             return False
         if rooms.memory.hold_all([body.uid for body in filled(version)], version.uid, dirty=True):
             return True

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tiergate.engine.afterwards import Afterwards
 from tiergate.engine.calls import IncomingBody
 from tiergate.engine.holding import Holding
+from tiergate.engine.outage import Outage
 from tiergate.engine.rooms import Rooms, log_name
 from tiergate.errors import OverloadedError, RequestError, TooFewCopiesError
 from tiergate.memory.memory import Receiving
@@ -84,9 +85,10 @@ class Arrival(Holding):
 class Intake:
     """Admits bodies into this node's memory."""
 
-    def __init__(self, rooms: Rooms, afterwards: Afterwards) -> None:
+    def __init__(self, rooms: Rooms, afterwards: Afterwards, outage: Outage) -> None:
         self._rooms = rooms
         self._afterwards = afterwards
+        self._outage = outage
         self._age: tuple[float, float] | None = None
         """The age of the oldest un-persisted write, and when it was asked for."""
 
@@ -125,6 +127,12 @@ class Intake:
         if size_bytes is not None and size_bytes > self._rooms.settings.max_body_bytes:
             raise RequestError("EntityTooLarge", "Your proposed upload exceeds the maximum allowed size")
 
+    def has_nodes(self, name: ObjectName) -> bool:
+        """Whether there are enough nodes for the copies that the key's rule asks for. Those that failed a moment ago
+        are tried only where the origin, which is written to instead, is away."""
+        replication, copies_count = self._rooms.replication, self._rooms.copies_count(name)
+        return replication.is_ready(copies_count) or (self._outage.is_on and replication.can_reach(copies_count))
+
     def reserve(
         self,
         name: ObjectName,
@@ -137,11 +145,11 @@ class Intake:
 
         Raises:
             MemoryFullError: none to be had; the body is untouched.
-            TooFewCopiesError: too few nodes live for as many copies as the key's rule asks for; likewise.
+            TooFewCopiesError: as `has_nodes`; likewise.
         """
         memory, replication = self._rooms.memory, self._rooms.replication
         copies_count = self._rooms.copies_count(name)
-        if not replication.can_reach(copies_count):
+        if not self.has_nodes(name):
             raise TooFewCopiesError("too few nodes for the copies", copies=copies_count, **log_name(name))
         if size_bytes is None:
             receiving = memory.receive_unsized(body_uid, holder, self._rooms.settings.max_body_bytes)

@@ -249,7 +249,7 @@ class Multipart:
             return self._complete_answer(call, done.etag, put_members(done), ACK_ORIGIN)
 
         copies_count = self._rooms.copies_count(call.name)
-        if any(part.spilled_etag for part in held) or not self._rooms.replication.can_reach(copies_count):
+        if any(part.spilled_etag for part in held) or not self._intake.has_nodes(call.name):
             return await patient(through(), ACK_ORIGIN, call.target.resource, call.request_id)
 
         async def attempt(intent: Intent) -> Committed:

@@ -5,8 +5,8 @@ nobody waits any more; one task per process looks whether the origin is back.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 from tiergate.clock import Clock
@@ -91,6 +91,15 @@ class Outage:
         except AWAY as error:
             self._begin(bucket, error)
             raise OverloadedError(_what(error), bucket=bucket, **context) from error
+
+    @contextmanager
+    def noticed(self, bucket: str) -> Iterator[None]:
+        """What only the origin can do, for as long as it takes; that it is away is known from then on."""
+        try:
+            yield
+        except AWAY as error:
+            self._begin(bucket, error)
+            raise
 
     def _begin(self, bucket: str, error: BaseException) -> None:
         if self._prober is None:

@@ -12,6 +12,7 @@ from tiergate.engine.calls import Answer, Call
 from tiergate.engine.current import Current
 from tiergate.engine.ground import Ground, WriteConditions
 from tiergate.engine.identity import Description
+from tiergate.engine.outage import Outage
 from tiergate.engine.proved import CheckedBody
 from tiergate.engine.rooms import Rooms, log_name
 from tiergate.engine.turn import Turn
@@ -37,8 +38,9 @@ COMMIT_ATTEMPTS_COUNT = 8
 class Through:
     """Writes straight to the origin."""
 
-    def __init__(self, rooms: Rooms, turn: Turn) -> None:
+    def __init__(self, rooms: Rooms, outage: Outage, turn: Turn) -> None:
         self._rooms = rooms
+        self._outage = outage
         self.turn = turn
 
     async def put(self, call: Call, described: Description, ground: Ground, reason: str = "memory") -> Answer:
@@ -51,9 +53,10 @@ class Through:
         if size is None:
             raise OverloadedError("no room for a body of unknown length", **log_name(call.name))
         role = self._rooms.markers.role_of(call.name, size)
-        async with self.turn.taken(call.name, role, ground.start_revision) as base:
-            self._rooms.metrics.through_writes.inc(1, reason)
-            headers = await self._put_now(call, described, ground, size, role, base)
+        with self._outage.noticed(call.name.bucket):
+            async with self.turn.taken(call.name, role, ground.start_revision) as base:
+                self._rooms.metrics.through_writes.inc(1, reason)
+                headers = await self._put_now(call, described, ground, size, role, base)
         headers[ACK_HEADER] = ACK_ORIGIN
         return Answer(200, headers)
 

@@ -87,6 +87,11 @@ class Replication(Protocol):
         """Whether there are enough living nodes for so many copies."""
         ...
 
+    def is_ready(self, copies_count: int) -> bool:
+        """As `can_reach`, of nodes that did not fail a moment ago: one that is frozen or full, and lives, would hold up
+        and fail every write that waits for it."""
+        ...
+
     def begin(self, name: ObjectName, holder: str, body_uid: str, size_bytes: int | None, copies_count: int) -> Copying:
         """Start to copy a body that is about to arrive, to the nodes that `holder` (a version's uid, an upload's id)
         has its place on. `size_bytes`: None where nobody declared it."""
@@ -157,6 +162,9 @@ class Alone:
         return asked_count or 1
 
     def can_reach(self, copies_count: int) -> bool:
+        return copies_count <= 1
+
+    def is_ready(self, copies_count: int) -> bool:
         return copies_count <= 1
 
     def begin(self, name: ObjectName, holder: str, body_uid: str, size_bytes: int | None, copies_count: int) -> Copying:

@@ -59,6 +59,9 @@ class PeerReplication:
     def can_reach(self, copies_count: int) -> bool:
         return copies_count <= 1 + len(self._roster.others())
 
+    def is_ready(self, copies_count: int) -> bool:
+        return copies_count <= 1 + sum(not self._roster.is_shunned(node.name) for node in self._roster.others())
+
     def begin(self, name: ObjectName, holder: str, body_uid: str, size_bytes: int | None, copies_count: int) -> Copying:
         """See `Replication.begin`.
 

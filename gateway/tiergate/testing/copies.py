@@ -47,6 +47,8 @@ class Peers:
         self.own = dict(memories)
         self.memories = {name: memory.share() for name, memory in memories.items()}
         self.epochs = {name: number for number, name in enumerate(memories, 1)}
+        self.shunned: set[str] = set()
+        """Nodes that failed a moment ago."""
         self.full: set[str] = set()
         """These take no body."""
         self.corrupt: set[str] = set()
@@ -192,6 +194,9 @@ class PeersReplication:
 
     def can_reach(self, copies_count: int) -> bool:
         return copies_count <= len(self.peers.epochs)
+
+    def is_ready(self, copies_count: int) -> bool:
+        return copies_count <= len(self.peers.epochs.keys() - self.peers.shunned)
 
     def begin(
         self, name: ObjectName, holder: str, body_uid: str, size_bytes: int | None, copies_count: int

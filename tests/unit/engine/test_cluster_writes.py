@@ -6,11 +6,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import pytest
-from tests.unit.engine.cluster import Cluster, content, name_of
+from tests.unit.engine.cluster import Cluster, content, etag_of, name_of
 
 from tiergate.directory.base import Committed, Intent
 from tiergate.engine import holding
-from tiergate.errors import OutcomeUnknownError, PreconditionError, TooFewCopiesError
+from tiergate.errors import OriginExhaustedError, OutcomeUnknownError, PreconditionError, TooFewCopiesError
 from tiergate.model import Body, Holder, ObjectName, Version
 from tiergate.replication.base import Copies, Copying
 from tiergate.testing.directory_contract.values import make_intent
@@ -97,6 +97,27 @@ async def test_too_few_nodes_write_through(start: Callable[..., Cluster]) -> Non
     assert answer.headers[ACK] == "origin"
     assert cluster.origin.objects[name_of("k")].data == DATA
     assert cluster["a"].is_empty()
+
+
+async def test_nodes_that_failed_a_moment_ago_are_tried_only_while_the_origin_is_away(
+    start: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = start(3, replicas_count="3")
+    cluster.peers.shunned = {"b"}
+    assert (await cluster["a"].put("k", DATA)).headers[ACK] == "origin"
+    upload_id = await cluster["a"].create("m")
+    part = await cluster["a"].part("m", upload_id, 1, DATA)
+    done = await cluster["a"].complete("m", upload_id, {1: etag_of(part)})
+    assert (part.headers[ACK], done.headers[ACK]) == ("origin", "origin")
+
+    async def away(*_: object) -> None:
+        raise OriginExhaustedError("away")
+
+    monkeypatch.setattr("tiergate.engine.outage.PROBE_INTERVAL_S", 1000.0)
+    monkeypatch.setattr(cluster.origin, "put_object", away)
+    with pytest.raises(OriginExhaustedError):
+        await cluster["a"].put("k", DATA)
+    assert (await cluster["a"].put("k", DATA)).headers[ACK] == "memory:3"
 
 
 @pytest.mark.parametrize("fault", ["full", "dies", "corrupt"])
