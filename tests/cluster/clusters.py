@@ -25,7 +25,10 @@ BRIEF_NODE = Path(__file__).parent / "brief_node.py"
 PORTS = (9000, 9001)
 PEER_PORT = 9002
 LEASE_S = 3
-"""The shortest."""
+"""The shortest: most tests wait for one to end."""
+
+LONG_LEASE_S = 20
+"""Of tests in which none must end, on however slow a machine."""
 
 MEMORY = "96MiB"
 CLIENT = {"TIERGATE_ACCESS_KEY_ID": "AKIDCLUSTER", "TIERGATE_SECRET_ACCESS_KEY": "the-secret-of-clients"}
@@ -211,7 +214,13 @@ class Cluster:
 
     def is_member(self, name: str) -> bool:
         """Whether a node is a member for all others."""
-        return bool(self.etcd.rows(LAYOUT + b"n/" + name.encode()))
+        return name in self.epochs
+
+    @property
+    def epochs(self) -> dict[str, int]:
+        """The epoch of each node that is a member now."""
+        start = LAYOUT + b"n/"
+        return {each.key[len(start) :].decode(): each.create_revision for each in self.etcd.rows(start)}
 
     def wait_gone(self, name: str) -> None:
         """Wait until a node's membership is over for all others."""
