@@ -448,6 +448,22 @@ async def test_fence_off_a_marker_does_not_go_in_while_it_is_withdrawn() -> None
         made.check_end()
 
 
+async def test_marker_withdrawn_while_it_waits_its_turn_goes_in_once() -> None:
+    async with running() as made:
+        await made.put("run/1/a", 1)
+        await made.settle()
+        await made.put("run/1/.metadata", 1)
+        await made.idle()
+        made.origin.lose(next_call(made, "put", "run/1/.metadata"))
+        await made.idle()
+        await made.put("run/1/a", 0)
+        await let(made, "head", "run/1/.metadata")
+        made.origin.done.clear()
+        await made.settle()
+        assert [key for operation, key in made.origin.done if operation == "put"] == ["run/1/a", "run/1/.metadata"]
+        made.check_end()
+
+
 async def test_conditional_marker_withdrawn_while_the_origin_is_asked_meets_nobody_foreign() -> None:
     async with running() as made:
         await made.put("run/1/a", 1)

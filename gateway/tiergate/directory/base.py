@@ -239,12 +239,6 @@ class Directory(Protocol):
         again."""
         ...
 
-    async def withdrawing(self, name: ObjectName, uid: str) -> bool:
-        """A marker whose put is pending, and may have landed already, is about to be deleted in the origin: `persisted`
-        counts only for what begins after this. False if `uid` is no longer what is pending. Anybody may say so, as of
-        `withdrawn`, while the marker's own step is excluded."""
-        ...
-
     async def withdrawn(self, name: ObjectName, uid: str) -> None:
         """The origin no longer holds the marker: the pending write `uid` stands on NO_BASE and is `withdrawn`; nothing
         if it is no longer pending. Whoever owns it: the marker goes for another write's sake."""

@@ -351,9 +351,6 @@ class ClusteredDirectory:
 
         return await self._of_object(name, transition)
 
-    async def withdrawing(self, name: ObjectName, uid: str) -> bool:
-        return await self._change(lambda rows: transitions.withdrawing(rows, name, uid))
-
     async def withdrawn(self, name: ObjectName, uid: str) -> None:
         await self._if_pending(name, uid, lambda write: replace(write, base=NO_BASE, withdrawn=True))
 

@@ -225,9 +225,6 @@ class EmbeddedDirectory:
     async def withdraw(self, name: ObjectName, uid: str, now_s: float) -> Pending | None:
         return await self._change(lambda rows: transitions.withdraw(rows, name, uid, now_s))
 
-    async def withdrawing(self, name: ObjectName, uid: str) -> bool:
-        return await self._change(lambda rows: transitions.withdrawing(rows, name, uid))
-
     async def withdrawn(self, name: ObjectName, uid: str) -> None:
         await self._if_pending(name, uid, lambda write: replace(write, base=NO_BASE, withdrawn=True))
 

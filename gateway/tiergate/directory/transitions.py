@@ -208,9 +208,6 @@ def persisted(rows: Rows, name: ObjectName, uid: str, origin_etag: str, now_s: f
             rows.put_pending(replace(write, base=origin_etag or NO_BASE, begun=False))
         return None
     ours(rows, write)
-    if write.withdrawn and not write.begun:
-        # It landed, and was taken away again before anybody heard of it.
-        return None
     # An upload that is still noted did not make the version: a dead process's did, while this one was begun.
     orphan_uploads(rows, name)
     rows.drop_pending(name)
@@ -256,16 +253,6 @@ def withdraw(rows: Rows, name: ObjectName, uid: str, now_s: float) -> Pending | 
             owner=rows.me,
         ),
     )
-
-
-def withdrawing(rows: Rows, name: ObjectName, uid: str) -> bool:
-    """A pending marker that may have landed is about to be deleted in the origin. If it has, that counts no more."""
-    write = rows.pending(name)
-    if write is None or write.uid != uid:
-        return False
-    base = UNKNOWN_BASE if write.begun else write.base
-    rows.put_pending(replace(write, base=base, begun=False, withdrawn=True))
-    return True
 
 
 def drop_clean(rows: Rows, names: Iterable[ObjectName]) -> list[Version]:

@@ -13,7 +13,7 @@ from tiergate.clock import Clock
 from tiergate.directory.base import Directory
 from tiergate.errors import FencedError, IntegrityError, OriginRefusedError, OriginTemporaryError
 from tiergate.memory.memory import Memory, Pin
-from tiergate.model import NO_BASE, UNKNOWN_BASE, ObjectName, OriginUpload, Part, Pending, Version
+from tiergate.model import NO_BASE, UNKNOWN_BASE, ObjectName, OriginUpload, Part, Pending, Role, Version
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
 from tiergate.origin.client import Condition, OriginClient, OriginObject
@@ -100,7 +100,7 @@ class Sender:
                 await self._withdrawals.clear_way(write.name, deleting=True)
             self._standing.check()
             await self._origin.delete_object(write.name)
-        await self._directory.persisted(write.name, write.uid, "", self._clock.wall_s())
+            await self._directory.persisted(write.name, write.uid, "", self._clock.wall_s())
         self._persisted(write)
 
     async def put(self, write: Pending, visible: Visible) -> None:
@@ -117,18 +117,20 @@ class Sender:
             held = [pins.enter_context(pin_part(self._memory, part)) for part in version.parts]
             await verify(version.parts, held)
             for _ in range(REBASE_ATTEMPTS_COUNT):
-                write, landed = await self._ground(write)
-                if landed is None:
-                    landed = await self._attempt(write, version, held, visible)
-                if landed is not None:
-                    break
-            else:
-                raise OriginTemporaryError("the origin's object keeps changing", key=write.name.key)
-            await self._landed(write, version, landed)
+                grounded = await self._ground(write)
+                if grounded is None:
+                    is_there = await self._look_again(write, version, visible)
+                else:
+                    is_there = await self._attempt(grounded, version, held, visible)
+                if is_there:
+                    return
+                write = await self._current(write)
+        raise OriginTemporaryError("the origin's object keeps changing", key=write.name.key)
 
     async def _landed(self, write: Pending, version: Version, origin_etag: str) -> None:
-        """Allow the bytes to be evicted. They are still pinned: a marker may be withdrawn by another process this very
-        moment, and then must stay."""
+        """Make it clean, and let its bytes be evicted. Called in its turn: a marker that is withdrawn while it is
+        pending must stay so. The bytes are still pinned: a clean marker may be withdrawn by another process this very
+        moment, and then they must stay."""
         await self._directory.persisted(write.name, write.uid, origin_etag, self._clock.wall_s())
         self._memory.clean(version.uid, [part.body.uid for part in version.parts])
         seen = await self._directory.get(write.name)
@@ -149,41 +151,47 @@ class Sender:
             raise FencedError("superseded", key=write.name.key)
         return version
 
-    async def _ground(self, write: Pending) -> tuple[Pending, str | None]:
-        """Know what the origin holds before sending; the ETag if it is this very version already (a crash, or a lost
-        answer, after it landed)."""
+    async def _current(self, write: Pending) -> Pending:
+        """The write as the directory has it now."""
+        pending = (await self._directory.get(write.name)).pending
+        if pending is None or pending.uid != write.uid:
+            raise FencedError("superseded", key=write.name.key)
+        return pending
+
+    async def _ground(self, write: Pending) -> Pending | None:
+        """Know what the origin holds before sending, and begin on top of that; None if it seems to be this very version
+        already (a crash, or a lost answer, after it landed)."""
         base = write.base
         if base == UNKNOWN_BASE or write.begun:
             there = await self._origin.head_object(write.name)
-            is_there = there is not None and there.stamp is not None and there.stamp.uid == write.uid
-            # A withdrawn marker that stands is being taken away, or was about to be: it goes in once more.
-            if there is not None and is_there and not write.withdrawn:
-                return write, there.etag
+            if is_version(there, write.uid):
+                return None
             found = there.etag if there else NO_BASE
-            # A marker may be gone, or back, by our own doing, though the directory did not hear of it.
-            is_ours = found == base or base == UNKNOWN_BASE or (write.withdrawn and (is_there or found == NO_BASE))
-            if write.conditional and not is_ours and not await self._took_away(write, there):
+            # A marker that is gone may have been withdrawn.
+            is_foreign = base not in (UNKNOWN_BASE, found) and (found != NO_BASE or write.role is not Role.MARKER)
+            if is_foreign and write.conditional:
                 raise ForeignVersionError(412, "PreconditionFailed", "the origin holds a foreign version")
             base = found
-        return await self._directory.begin(write.name, write.uid, base), None
+        return await self._directory.begin(write.name, write.uid, base)
 
-    async def _took_away(self, write: Pending, there: OriginObject | None) -> bool:
-        """Whether nothing is there since the gateway itself withdrew what was, maybe just now."""
-        pending = (await self._directory.get(write.name)).pending
-        return there is None and pending is not None and pending.withdrawn
+    async def _look_again(self, write: Pending, version: Version, visible: Visible) -> bool:
+        """Whether the origin holds the version, as seen in its turn: before, a marker may be about to be withdrawn."""
+        async with visible(write):
+            there = await self._origin.head_object(write.name)
+            if there is not None and is_version(there, write.uid):
+                await self._landed(write, version, there.etag)
+                return True
+        return False
 
-    async def _attempt(
-        self, write: Pending, version: Version, held: Sequence[Pin | None], visible: Visible
-    ) -> str | None:
-        """One try; the origin's ETag, or None if the origin changed meanwhile and the ground must be taken anew."""
+    async def _attempt(self, write: Pending, version: Version, held: Sequence[Pin | None], visible: Visible) -> bool:
+        """One try; False if the origin changed meanwhile and the ground must be taken anew."""
         condition = Condition.if_match(write.base) if write.base else Condition.if_absent()
         await self._abort_leftovers(write)
         algorithm, kind = self._chosen(version)
         try:
             if version.multipart:
-                etag = await self._multipart(write, version, held, condition, visible, algorithm, kind)
-                self._knows[algorithm] = True
-                return etag
+                await self._multipart(write, version, held, condition, visible, algorithm, kind)
+                return True
             async with visible(write):
                 await self._clear_way(write)
                 answer = await self._origin.put_object(
@@ -194,13 +202,14 @@ class Sender:
                     condition,
                 )
                 self._knows[algorithm] = True
-                return answer.etag
+                await self._landed(write, version, answer.etag)
+                return True
         except OriginRefusedError as refused:
             if origin_changed(refused, write.base) or refused.code == "NoSuchUpload":
-                return None
+                return False
             if self._may_not_know(algorithm, refused):
                 await self._start_over(write)
-                return None
+                return False
             raise
 
     async def _start_over(self, write: Pending) -> None:
@@ -225,7 +234,7 @@ class Sender:
         visible: Visible,
         algorithm: str,
         kind: str,
-    ) -> str:
+    ) -> None:
         """The client's own parts, so that an all-exact object has S3's own ETag. Parts travel before their turn."""
         upload_id, there = await self._resume(write, version, algorithm, kind)
         slots = asyncio.Semaphore(self._settings.part_concurrency_count)
@@ -256,10 +265,11 @@ class Sender:
                     await self._origin.abort_multipart_upload(write.name, upload_id)
                     await self._directory.note_upload(write.name, write.uid, None)
                 raise
-        # It is over; what is still noted when the version counts as landed would be aborted.
-        with suppress(FencedError):
-            await self._directory.note_upload(write.name, write.uid, None)
-        return answer.etag
+            self._knows[algorithm] = True
+            # It is over; what is still noted when the version counts as landed would be aborted.
+            with suppress(FencedError):
+                await self._directory.note_upload(write.name, write.uid, None)
+            await self._landed(write, version, answer.etag)
 
     async def _resume(
         self, write: Pending, version: Version, algorithm: str, kind: str
@@ -338,6 +348,11 @@ class Sender:
             self._knows[algorithm] = False
             log.warning("the origin does not seem to know a checksum", algorithm=algorithm, code=refused.code)
         return True
+
+
+def is_version(there: OriginObject | None, uid: str) -> bool:
+    """Whether what the origin holds of a key is the gateway's version `uid`."""
+    return there is not None and there.stamp is not None and there.stamp.uid == uid
 
 
 def origin_changed(refused: OriginRefusedError, base: str) -> bool:

@@ -90,8 +90,6 @@ class Withdrawals:
             if pending.base == NO_BASE and not pending.begun:
                 return
             # One that has begun may have landed, though nobody heard of it.
-            if not await self._directory.withdrawing(marker, pending.uid):
-                continue
             self._standing.check()
             await self._origin.delete_object(marker)
             await self._directory.withdrawn(marker, pending.uid)

@@ -5,7 +5,6 @@ from dataclasses import replace
 from tiergate.directory.base import Directory
 from tiergate.model import (
     NO_BASE,
-    UNKNOWN_BASE,
     Kind,
     Role,
     State,
@@ -158,27 +157,11 @@ class Markers:
         await directory.withdrawn(MARKER, "m1")
         assert (await pending_of(directory, MARKER)).base == "o1"
 
-    async def test_withdrawing_what_landed_before_does_not_count(self, directory: Directory) -> None:
-        await put(directory, MARKER, "m1", make_intent(Role.MARKER))
-        await directory.begin(MARKER, "m1", NO_BASE)
-        assert await directory.withdrawing(MARKER, "m1")
-        assert await directory.persisted(MARKER, "m1", "o1", 8000.0) is None
-        write = await pending_of(directory, MARKER)
-        assert (write.uid, write.base, write.begun, write.withdrawn) == ("m1", UNKNOWN_BASE, False, True)
-        await directory.begin(MARKER, "m1", NO_BASE)
-        assert await directory.persisted(MARKER, "m1", "o2", 8000.0) == make_version("m1")
-
-    async def test_withdrawing_what_is_not_pending_does_nothing(self, directory: Directory) -> None:
-        await put_clean(directory, MARKER, "m1", "o1", Role.MARKER)
-        assert not await directory.withdrawing(MARKER, "m1")
-        assert (await record_of(directory, MARKER)).state is State.CLEAN
-
     async def test_withdrawn_marker_put_back_is_the_same(self, directory: Directory) -> None:
         await put_clean(directory, MARKER, "m1", "o1", Role.MARKER)
         revision = (await record_of(directory, MARKER)).revision
         await directory.withdraw(MARKER, "m1", 7000.0)
         await directory.withdrawn(MARKER, "m1")
-        await directory.begin(MARKER, "m1", NO_BASE)
         assert await directory.persisted(MARKER, "m1", "o2", 8000.0) == make_version("m1")
         record = await record_of(directory, MARKER)
         assert (record.state, record.origin_etag, record.revision) == (State.CLEAN, "o2", revision)
