@@ -146,6 +146,8 @@ class Turn:
 
         async def doubted() -> bool:
             await doubt(self._rooms.directory, name)
+            if self._rooms.markers.role_of(name, 0) is Role.MARKER:
+                await self._rooms.withdrawals.learn(name)  # What nobody knows of, nobody would withdraw.
             return True
 
         await self.or_later(doubted)

@@ -108,7 +108,7 @@ class Withdrawals:
             # Somebody changed it behind the gateway: what is known of it is void.
             await self._directory.forget(record.name, version.uid)
             await self._let_go(record.name, version)
-            await self._adopt(record.name)
+            await self.learn(record.name)
             return None
         bodies = bodies_of(version)
         with ExitStack() as pins:
@@ -176,7 +176,7 @@ class Withdrawals:
                 for entry in page.entries:
                     name = ObjectName(bucket, entry.key)
                     if self._markers.role_of(name, entry.size_bytes) is Role.MARKER:
-                        await self._adopt(name)
+                        await self.learn(name)
                 if not page.is_truncated:
                     break
                 after = page.last_key
@@ -184,7 +184,8 @@ class Withdrawals:
                 self._looked.clear()
             self._looked[(bucket, scope)] = now_s
 
-    async def _adopt(self, name: ObjectName) -> None:
+    async def learn(self, name: ObjectName) -> None:
+        """Record a marker that the origin holds and the directory does not know."""
         seen = await self._directory.get(name)
         if seen.record is not None:
             return

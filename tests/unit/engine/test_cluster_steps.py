@@ -9,7 +9,7 @@ from tests.unit.engine.cluster import Cluster, content, name_of
 from tiergate.engine.afterwards import Afterwards
 from tiergate.engine.turn import Turn
 from tiergate.errors import DirectoryUnavailableError, FencedError, OverloadedError
-from tiergate.model import Role, Step
+from tiergate.model import Role, State, Step
 
 DATA = content(50_000)
 
@@ -58,6 +58,20 @@ async def test_commit_that_fails_after_the_origin_took_the_write_leaves_a_doubt(
     assert one.origin.objects[name_of("k")].data == DATA
     assert (await one["a"].get("k"))[1] == DATA
     assert await one.directory.steps() == []
+
+
+async def test_new_marker_whose_commit_fails_is_known_all_the_same(
+    one: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> None:
+        raise DirectoryUnavailableError("away")
+
+    monkeypatch.setattr(one.directory, "put_through", away)
+    with pytest.raises(OverloadedError):
+        await one["a"].put("run/.metadata", DATA)
+    record = (await one.directory.get(name_of("run/.metadata"))).record
+    assert record is not None
+    assert (record.state, record.role) == (State.CLEAN, Role.MARKER)
 
 
 async def test_fenced_settling_of_a_set_is_no_error(one: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
