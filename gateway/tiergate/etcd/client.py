@@ -42,6 +42,14 @@ class Access:
     password: str = field(default="", repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A revision that the directory surely had, and how to tell what is in its row (empty for none)."""
+
+    revision: int = 0
+    is_mark: Callable[[bytes], bool] = lambda value: True
+
+
 class EtcdClient:
     """One for a process, opened in its event loop; `close` it in the end.
 
@@ -49,7 +57,7 @@ class EtcdClient:
     state, `ConfigError` when etcd does not take our user, and `DirectoryUnavailableError` when no member answers.
 
     `agreed`: the directory that this node works with (its era and etcd's id of the cluster), where another process
-    decides that; `knows`: whether that is one with this in its row `mark`, at this revision.
+    decides that; `known`: what is known of it, whose row `mark` is asked for when in doubt.
     """
 
     def __init__(
@@ -61,7 +69,7 @@ class EtcdClient:
         patience_s: float = PATIENCE_S,
         agreed: Callable[[], Agreed | None] = lambda: None,
         mark: bytes = b"\0",
-        knows: Callable[[bytes | None, int], bool] = lambda value, revision: True,
+        known: Callable[[], Known] = Known,
     ) -> None:
         invariant(bool(access.endpoints), "an etcd cluster needs an endpoint")
         self.clock = clock
@@ -77,7 +85,7 @@ class EtcdClient:
         self._agreed = agreed
         self._followed: Agreed | None = None
         self._mark = mark
-        self._knows = knows
+        self._known = known
         self._token = ""
 
     @property
@@ -116,13 +124,14 @@ class EtcdClient:
         Raises:
             ConfigError: it does not take us: it wants a user, or another.
         """
+        known = self._known()  # before it is asked: it goes on
         try:
             outcome = await self.read(Range(self._mark))
         except InvariantError as error:
             # So plain a request can only be refused for who sent it.
             raise ConfigError("etcd refuses us; does it want a user and a password?", **error.context) from error
         rows = outcome.found(0)
-        if not self._knows(rows[0].value if rows else None, outcome.revision):
+        if outcome.revision < known.revision or not known.is_mark(rows[0].value if rows else b""):
             raise ForeignDirectoryError("etcd is not what it was", revision=outcome.revision)
 
     # -- reads and transactions

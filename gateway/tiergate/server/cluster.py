@@ -20,7 +20,7 @@ from tiergate.directory.live import LiveView
 from tiergate.directory.membership import Nodes
 from tiergate.errors import ConfigError
 from tiergate.etcd.channel import Tls
-from tiergate.etcd.client import Access, EtcdClient
+from tiergate.etcd.client import Access, EtcdClient, Known
 from tiergate.memory.memory import Memory
 from tiergate.observe.metrics import Metrics
 from tiergate.policy.rendezvous import HOUSEKEEPER, ranked
@@ -75,7 +75,7 @@ async def open_cluster(context: ChildContext, clock: Clock, promise: Promise = P
         patience_s=settings.directory_patience_s,
         agreed=(lambda: None) if keeps_membership else standing.agreed,
         mark=keys.era,
-        knows=lambda value, revision: knows(standing.era(), ledger, value, revision),
+        known=lambda: known_of(standing.era(), ledger),
     )
     directory = ClusteredDirectory(client, keys, standing, ledger, standing.era)
     view = LiveView(Nodes(client, keys), clock)
@@ -89,10 +89,9 @@ async def open_cluster(context: ChildContext, clock: Clock, promise: Promise = P
         board.close()
 
 
-def knows(era: int, ledger: Ledger, mark: bytes | None, revision: int) -> bool:
-    """Whether a directory is the one of an era, and as new as anybody on this node knows it to be. Of era 0 nobody
-    knows anything."""
-    return era == 0 or (mark is not None and era_of(mark) == era and revision >= ledger.newest(era))
+def known_of(era: int, ledger: Ledger) -> Known:
+    """What this node knows of the directory of an era, 0 for any."""
+    return Known(ledger.newest(era), lambda mark: mark != b"" and era_of(mark) == era) if era else Known()
 
 
 @asynccontextmanager

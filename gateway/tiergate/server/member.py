@@ -214,6 +214,7 @@ class Member:
         """The era of the directory that is there now. Where it is this node's in an earlier state, a new one begins."""
         client, keys, known = self._cluster.client, self._cluster.keys, self._belonging
         is_foreign = False
+        newest = max(known.epoch, self._cluster.ledger.newest(known.era))
         try:
             await client.connect()
         except ForeignDirectoryError as error:
@@ -225,7 +226,7 @@ class Member:
             return await begin_era(client, keys, None)
         revision = (await client.read(Range(keys.era))).revision
         is_foreign |= known.cluster_id not in (0, client.cluster_id)
-        is_foreign |= revision < max(known.epoch, self._cluster.ledger.newest(known.era))
+        is_foreign |= revision < newest
         if known.era != found.number or not is_foreign:
             return found
         nobodys = ClusteredDirectory(client, keys)

@@ -66,3 +66,14 @@ def test_what_finds_no_room_is_left_out_and_said(ledger: Ledger, caplog: pytest.
     assert "the ledger is full" in caplog.text
     ledger.note(entry("b"))
     assert ledger.entries() == [entry("b")]
+
+
+def test_newest_revision_is_of_one_era_and_no_entry(ledger: Ledger) -> None:
+    assert ledger.newest(7) == 0
+    for revision in (5, 9, 8):
+        ledger.saw(7, revision)
+    ledger.note(entry("a"))
+    assert (ledger.newest(7), ledger.newest(8)) == (9, 0)
+    ledger.saw(8, 3)
+    assert (ledger.newest(7), ledger.newest(8)) == (0, 3)
+    assert ledger.entries() == [entry("a")]
