@@ -18,7 +18,7 @@ from tiergate.testing.rules import Seen
 
 VARIABLE = "TIERGATE_TEST_NODES"
 SECRET = {"TIERGATE_CLUSTER_SECRET": "what the peers of these tests know each other by"}
-LEASE_S = 3
+LEASE_S = 5
 
 
 def nodes_asked() -> tuple[int, int]:
