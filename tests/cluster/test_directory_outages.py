@@ -125,6 +125,7 @@ def test_etcd_goes_back_to_a_copy(start_cluster: StartCluster) -> None:
     cluster.etcd.restore(copy)
     gate.release()
     cluster.standing.proxy.heal()
+    cluster.trainer(run="after").train(1)
     cluster.end()
 
 
@@ -138,4 +139,5 @@ def test_etcd_starts_empty(start_cluster: StartCluster) -> None:
     cluster.etcd.restore(None)
     gate.release()
     cluster.standing.proxy.heal()
+    cluster.trainer(run="after").train(1)
     cluster.end()
