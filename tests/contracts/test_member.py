@@ -10,11 +10,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.etcds import context_of_member
 
-from tiergate import config
-from tiergate.child import Belonging, ChildContext, ChildRole, Folders
+from tiergate.child import Belonging
 from tiergate.clock import Clock, SystemClock
-from tiergate.config import Address
 from tiergate.directory.board import Board
 from tiergate.directory.committer import Standing
 from tiergate.directory.era import Era
@@ -88,33 +87,8 @@ class Opener:
     async def __call__(
         self, clock: Clock | None = None, url: str = "", retell: Retell = nothing_to_tell
     ) -> tuple[Cluster, Member]:
-        environ = {
-            "TIERGATE_CLUSTER": url or self.url,
-            "TIERGATE_NODE_NAME": "a",
-            "TIERGATE_ADVERTISE": "127.0.0.1:0",
-            "TIERGATE_ZONE": "east",
-            "TIERGATE_LEASE": "30s",
-            "TIERGATE_DIRECTORY_PATIENCE": "1s",
-            "TIERGATE_MEMORY_LIMIT": "64MiB",
-            "TIERGATE_MEMORY_DIR": str(self.folder),
-        }
-        address = Address("127.0.0.1", 7001)
-        context = ChildContext(
-            settings=config.load(environ=environ).settings,
-            role=ChildRole.BACKGROUND,
-            index=0,
-            listen_address=address,
-            admin_address=address,
-            peer_address=address,
-            listen_socket=None,
-            admin_socket=None,
-            peer_socket=None,
-            wakeup_fd=-1,
-            deaths_fd=-1,
-            ready_fd=-1,
-            sockets_fd=-1,
-            folders=Folders(self.folder),
-        )
+        brief = {"TIERGATE_ZONE": "east", "TIERGATE_LEASE": "30s", "TIERGATE_DIRECTORY_PATIENCE": "1s"}
+        context = context_of_member(self.folder, url or self.url, "a", **brief)
         clock = clock or SystemClock()
         if self.ledger is not None:
             self.ledger.close()  # No process has it twice.

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 from tests.directoryrows import check_rows
+from tests.etcds import context_of_member
 
-from tiergate import config
-from tiergate.child import ChildContext, ChildRole, Folders
 from tiergate.clock import SystemClock
-from tiergate.config import Address
 from tiergate.directory.board import Board
 from tiergate.directory.clustered import ClusteredDirectory
 from tiergate.directory.committer import Change, Committer
@@ -53,32 +51,8 @@ class Node:
 
     async def start(self) -> None:
         """Join, and stay a member."""
-        environ = {
-            "TIERGATE_CLUSTER": self._url,
-            "TIERGATE_NODE_NAME": self.name,
-            "TIERGATE_ADVERTISE": "127.0.0.1:0",
-            "TIERGATE_LEASE": "10s",
-            "TIERGATE_DIRECTORY_PATIENCE": "2s",
-            "TIERGATE_MEMORY_LIMIT": "64MiB",
-            "TIERGATE_MEMORY_DIR": str(self.folder),
-        }
-        address = Address("127.0.0.1", 7001)
-        context = ChildContext(
-            settings=config.load(environ=environ).settings,
-            role=ChildRole.BACKGROUND,
-            index=0,
-            listen_address=address,
-            admin_address=address,
-            peer_address=address,
-            listen_socket=None,
-            admin_socket=None,
-            peer_socket=None,
-            wakeup_fd=-1,
-            deaths_fd=-1,
-            ready_fd=-1,
-            sockets_fd=-1,
-            folders=Folders(self.folder),
-        )
+        brief = {"TIERGATE_LEASE": "10s", "TIERGATE_DIRECTORY_PATIENCE": "2s"}
+        context = context_of_member(self.folder, self._url, self.name, **brief)
         self.memory = Memory.open(self.folder / "slabs", LIMITS, CLOCK)
         self._stack.callback(self.memory.close)
         self.cluster: Cluster = await self._stack.enter_async_context(open_cluster(context, CLOCK))

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 from tests.etcds import etcd as etcd
+from tests.etcds import start_cluster as start_cluster
 from tests.nodes import *  # noqa: F403 - fixtures
 
 from tiergate.testing.origins import MotoOrigin, ProcessOrigin, SeaweedOrigin

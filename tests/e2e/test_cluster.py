@@ -5,7 +5,6 @@ etcd, nodes and origin are real processes; nothing else would show what they sho
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ from urllib.error import HTTPError
 
 import pytest
 from botocore.exceptions import ClientError
+from tests.etcds import StartCluster
 from tests.nodes import FLAGS, StartNode
 
 from tiergate.child import LEFT_BEHIND_STATUS
@@ -29,20 +29,6 @@ pytestmark = [needs_etcd, pytest.mark.parametrize("origin", [MotoOrigin], ids=["
 
 POLL_S = 0.05
 PART_BYTES = 5 << 20
-
-StartCluster = Callable[..., RunningCluster]
-
-
-@pytest.fixture
-def start_cluster(proxy: FaultyOrigin, etcd: EtcdServer) -> Iterator[StartCluster]:
-    """Starts nodes that meet at `etcd`; they end with the test."""
-    with ExitStack() as stack:
-
-        def start(nodes: int, *flags: str, **options: Any) -> RunningCluster:
-            cluster = RunningCluster(proxy.endpoint, nodes, etcd=etcd, flags=(*FLAGS, *flags), **options)
-            return stack.enter_context(cluster)
-
-        yield start
 
 
 def epoch_of(node: RunningNode) -> int:

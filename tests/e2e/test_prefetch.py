@@ -4,16 +4,14 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
-from tests.nodes import FLAGS, StartNode
+from tests.etcds import StartCluster
+from tests.nodes import StartNode
 
-from tiergate.testing.cluster import RunningCluster
-from tiergate.testing.etcd import EtcdServer, needs_etcd
+from tiergate.testing.etcd import needs_etcd
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import RunningNode
 from tiergate.testing.objects import body_of
@@ -23,19 +21,6 @@ from tiergate.testing.rules import Answer, Cut, Gate, Hold
 pytestmark = pytest.mark.parametrize("origin", [MotoOrigin], ids=["moto"], indirect=True)
 
 MIB = 1 << 20
-
-StartCluster = Callable[..., RunningCluster]
-
-
-@pytest.fixture
-def start_cluster(proxy: FaultyOrigin, etcd: EtcdServer) -> Iterator[StartCluster]:
-    with ExitStack() as stack:
-
-        def start(nodes: int, *flags: str, **options: Any) -> RunningCluster:
-            cluster = RunningCluster(proxy.endpoint, nodes, etcd=etcd, flags=(*FLAGS, *flags), **options)
-            return stack.enter_context(cluster)
-
-        yield start
 
 
 def prefetch(node: RunningNode, uri: str) -> "subprocess.CompletedProcess[str]":

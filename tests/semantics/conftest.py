@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.etcds import etcd as etcd
+from tests.etcds import start_cluster as start_cluster
 from tests.nodes import *  # noqa: F403 - fixtures
 
 from tiergate.testing.origins import MotoOrigin, ProcessOrigin

@@ -1,13 +1,13 @@
 """What several nodes promise together. Network faults, frozen nodes and random histories are in tests/cluster."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.etcds import etcd as etcd
+from tests.etcds import StartCluster
 from tests.nodes import FLAGS
 
 from tiergate.testing.cluster import RunningCluster
@@ -25,8 +25,6 @@ SHARDS = ["run/s1/__0_0.distcp", "run/s1/__1_0.distcp"]
 LEASE = ("--lease", "3s")
 """The shortest, so that tests wait for the dead no longer than they must."""
 
-StartCluster = Callable[..., RunningCluster]
-
 
 @pytest.fixture(scope="module")
 def standing_cluster(standing_proxy: FaultyOrigin, etcd: EtcdServer) -> Iterator[RunningCluster]:
@@ -40,18 +38,6 @@ def cluster(standing_cluster: RunningCluster, proxy: FaultyOrigin) -> Iterator[R
     yield standing_cluster
     proxy.heal()
     standing_cluster.wait_settled()
-
-
-@pytest.fixture
-def start_cluster(proxy: FaultyOrigin, etcd: EtcdServer) -> Iterator[StartCluster]:
-    """For tests that kill nodes, or need them set up otherwise."""
-    with ExitStack() as stack:
-
-        def start(nodes: int, *flags: str, **options: Any) -> RunningCluster:
-            cluster = RunningCluster(proxy.endpoint, nodes, etcd=etcd, flags=(*FLAGS, *LEASE, *flags), **options)
-            return stack.enter_context(cluster)
-
-        yield start
 
 
 def clients_of(cluster: RunningCluster) -> list[Any]:
@@ -69,7 +55,7 @@ def save(clients: list[Any], bucket: str, data: bytes) -> None:
 def test_acknowledged_write_survives_the_loss_of_a_nodes_memory(
     start_cluster: StartCluster, proxy: FaultyOrigin, direct: Any, bucket: str
 ) -> None:
-    cluster = start_cluster(3, "--prefix", f"{{uri = 's3://{bucket}/', exclusive = true}}")
+    cluster = start_cluster(3, *LEASE, "--prefix", f"{{uri = 's3://{bucket}/', exclusive = true}}")
     a, b, c = clients_of(cluster)
     a.put_object(Bucket=bucket, Key="known", Body=b"")  # so that the bucket is
     cluster.wait_settled()
@@ -91,7 +77,7 @@ def test_acknowledged_write_survives_the_loss_of_a_nodes_memory(
 def test_copies_that_cannot_be_had_are_not_acknowledged(
     start_cluster: StartCluster, proxy: FaultyOrigin, direct: Any, bucket: str
 ) -> None:
-    cluster = start_cluster(1, "--replicas", "2")
+    cluster = start_cluster(1, *LEASE, "--replicas", "2")
     (client,) = clients_of(cluster)
     assert ack_of(client.put_object(Bucket=bucket, Key="k", Body=b"data")) == "origin"
     assert body_of(direct, bucket, "k") == b"data"
@@ -182,7 +168,7 @@ def test_identity_is_the_same_from_every_node(cluster: RunningCluster, bucket: s
 def test_survivors_bring_what_the_dead_owed_in_order(
     start_cluster: StartCluster, proxy: FaultyOrigin, direct: Any, bucket: str
 ) -> None:
-    cluster = start_cluster(3)
+    cluster = start_cluster(3, *LEASE)
     proxy.inject(Cut(), method="PUT", times=None)
     data = os.urandom(6 * MIB)
     save([cluster.client(0)] * 3, bucket, data)
@@ -201,7 +187,7 @@ def test_survivors_bring_what_the_dead_owed_in_order(
 def test_node_without_lease_changes_nothing(
     start_cluster: StartCluster, proxy: FaultyOrigin, direct: Any, bucket: str
 ) -> None:
-    cluster = start_cluster(2)
+    cluster = start_cluster(2, *LEASE)
     a, b = clients_of(cluster)
     gate = Gate()
     proxy.inject(Hold(gate), method="PUT", key="k", times=None)
@@ -227,7 +213,7 @@ def test_node_without_lease_changes_nothing(
 def test_lost_write_is_said_to_be_lost_until_its_node_is_back(
     start_cluster: StartCluster, proxy: FaultyOrigin, direct: Any, bucket: str
 ) -> None:
-    cluster = start_cluster(2, "--replicas", "1", "--restart-grace", "1s")
+    cluster = start_cluster(2, *LEASE, "--replicas", "1", "--restart-grace", "1s")
     a, b = clients_of(cluster)
     a.put_object(Bucket=bucket, Key="k", Body=b"older")
     cluster.wait_settled()
