@@ -207,6 +207,10 @@ class OriginUpload:
     started_s: float
 
 
+LOST = "lost: every node that held it is gone"
+"""Why a pending write is set aside (see `Pending`) until one of its holders comes back, which may then own it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pending:
     """One unfinished write-back: the newest committed change of a key that the origin does not hold yet.

@@ -28,6 +28,7 @@ from tiergate.errors import (
 )
 from tiergate.memory.memory import Memory, MemoryLimits
 from tiergate.model import (
+    LOST,
     NO_BASE,
     UNKNOWN_BASE,
     About,
@@ -58,7 +59,7 @@ from tiergate.writeback.scopes import is_fenced
 from tiergate.writeback.sender import Sender, SenderSettings
 from tiergate.writeback.standing import Standing
 from tiergate.writeback.survivors import RoundTimes, Survivors
-from tiergate.writeback.takeover import LOST, Patience
+from tiergate.writeback.takeover import Patience
 from tiergate.writeback.uploader import Uploader, UploaderSettings
 from tiergate.writeback.withdrawal import Withdrawals, bodies_of
 

@@ -407,8 +407,8 @@ class ClusterDirectory(Directory, Protocol):
         ...
 
     async def claim(self, name: ObjectName, uid: str) -> Pending | None:
-        """Become the owner of a pending write whose owner's membership is over. None if it is finished, superseded, or
-        owned by a living node; this node's own is returned as it is."""
+        """Become the owner of a pending write whose owner's membership is over, or which is `LOST`. None if it is
+        finished, superseded, or owned by a living node; this node's own is returned as it is."""
         ...
 
     async def give(self, name: ObjectName, uid: str, to: Holder) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tiergate.directory.clusterrows import ClusterRows
-from tiergate.model import Holder, ObjectName, Pending
+from tiergate.model import LOST, Holder, ObjectName, Pending
 
 
 def is_over(rows: ClusterRows, owner: Holder | None) -> bool:
@@ -13,13 +13,13 @@ def is_over(rows: ClusterRows, owner: Holder | None) -> bool:
 
 
 def claim(rows: ClusterRows, name: ObjectName, uid: str) -> Pending | None:
-    """Take over a pending write whose owner is gone, as it is."""
+    """Take over a pending write whose owner is gone, or which is lost until this node came back with it, as it is."""
     write = rows.pending(name)
     if write is None or write.uid != uid:
         return None
     if write.owner == rows.me:
         return write
-    if not is_over(rows, write.owner):
+    if not is_over(rows, write.owner) and write.quarantined != LOST:
         return None
     taken = replace(write, owner=rows.me)
     rows.put_pending(taken)

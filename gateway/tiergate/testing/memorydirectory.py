@@ -14,6 +14,7 @@ from tiergate.directory import transitions, uploads
 from tiergate.directory.base import Committed, Finished, Held, Intent, Seen
 from tiergate.errors import HolderLostError, MembershipOverError
 from tiergate.model import (
+    LOST,
     NO_BASE,
     Bucket,
     Holder,
@@ -526,7 +527,8 @@ class MemoryDirectory:
             write = rows.pending(name)
             if write is None or write.uid != uid:
                 return None
-            if write.owner is not None and self._state.live.still([write.owner]):
+            is_owned = write.owner is not None and self._state.live.still([write.owner])
+            if is_owned and (write.owner == me or write.quarantined != LOST):
                 return write if write.owner == me else None
             return transitions.change(rows, replace(write, owner=me))
 

@@ -13,12 +13,12 @@ from tiergate.clock import Clock
 from tiergate.directory.base import ClusterDirectory, Seen
 from tiergate.errors import FencedError, HolderLostError, TiergateError
 from tiergate.memory.memory import Memory
-from tiergate.model import Holder, Kind, Live, Pending, Version
+from tiergate.model import LOST, Holder, Kind, Live, Pending, Version
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
 from tiergate.writeback.recovery import doubt
 from tiergate.writeback.standing import Actor, Standing
-from tiergate.writeback.takeover import LOST, Absences, Patience, Verdict, is_housekeeper, judge
+from tiergate.writeback.takeover import Absences, Patience, Verdict, is_housekeeper, judge
 from tiergate.writeback.uploader import context
 from tiergate.writeback.withdrawal import bodies_of
 
@@ -218,6 +218,10 @@ class Survivors:
                 or not await self._directory.hold(held.name, held.uid, [me])
             ):
                 await self._directory.release(held.name, held.uid, me.node)
+            elif seen.pending is not None and seen.pending.quarantined == LOST:
+                claimed = await self._directory.claim(held.name, held.uid)
+                if claimed is not None:
+                    await self._release(claimed)
         for write in await self._directory.owed_by(me.node):
             if write.owner == me:
                 continue

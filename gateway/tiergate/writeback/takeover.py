@@ -11,9 +11,6 @@ from enum import Enum, auto
 from tiergate.model import Holder, Kind, Live, Pending
 from tiergate.policy.rendezvous import HOUSEKEEPER, ranked
 
-LOST = "lost: every node that held it is gone"
-"""Why a write is set aside until one of its holders comes back."""
-
 
 class Verdict(Enum):
     """What a node does about a write of another's."""

@@ -21,7 +21,7 @@ from tiergate.errors import (
     OriginRefusedError,
     OverloadedError,
 )
-from tiergate.model import Kind, ObjectName, OriginUpload, Pending
+from tiergate.model import LOST, Kind, ObjectName, OriginUpload, Pending
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
 from tiergate.policy.backoff import delay_s
@@ -29,7 +29,6 @@ from tiergate.writeback.due import Limits, plan
 from tiergate.writeback.fence import Blocked, PendingView
 from tiergate.writeback.gate import Gate
 from tiergate.writeback.sender import MissingBytesError, Sender
-from tiergate.writeback.takeover import LOST
 
 log = get_logger(__name__)
 

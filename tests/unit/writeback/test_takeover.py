@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from tiergate.model import About, Holder, Kind, Live, Node, ObjectName, Pending, Role
+from tiergate.model import LOST, About, Holder, Kind, Live, Node, ObjectName, Pending, Role
 from tiergate.policy.rendezvous import HOUSEKEEPER, ranked
 from tiergate.writeback.standing import Actor
-from tiergate.writeback.takeover import LOST, Absences, Patience, Verdict, judge
+from tiergate.writeback.takeover import Absences, Patience, Verdict, judge
 
 PATIENCE = Patience(settle_s=5.0, grace_s=60.0)
 A, B, C = Holder("a", 1), Holder("b", 2), Holder("c", 3)
