@@ -82,6 +82,21 @@ async def test_a_body_is_whole_on_the_peer_when_it_is_sealed(cluster: Cluster, s
     assert second.bytes_of(body) is None
 
 
+async def test_a_peer_may_answer_before_the_body_is_said_to_be_complete(cluster: Cluster) -> None:
+    """It knows how long the body is: whoever proves it here may take its time."""
+    first, second = await cluster.add("a"), await cluster.add("b")
+    data = content("u1", 3 * MIB)
+    copying = first.replication.begin(NAME, "v1", "u1", len(data), 2)
+    receiving = first.memory.receive("u1", len(data), "v1")
+    receiving.write(data)
+    await copying.write(data)
+    await until(lambda: first.counted(PUSHED_BYTES) == len(data), "the peer answered")
+    copies = await copying.seal(receiving.seal())
+    assert copies.holders == holders((first, second))
+    assert first.counted(PEER_FAILURES) == 0
+    assert first.replication.is_ready(2)
+
+
 async def test_three_copies_go_to_three_nodes_in_three_zones(cluster: Cluster) -> None:
     nodes = [await cluster.add(name, zone) for name, zone in [("a", "1"), ("b", "1"), ("c", "2"), ("d", "3")]]
     body, copies = await copied(nodes[0], "u1", content("u1", 5 * MIB), 3)

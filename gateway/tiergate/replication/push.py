@@ -123,6 +123,9 @@ class Push:
                 session.put(url, data=body, headers=headers, allow_redirects=False, timeout=patience) as answer,
             ):
                 taken = await self._read_taken(answer)
+                if self.sent_bytes == self._size_bytes:
+                    # The peer may know that the body is complete before whoever has it says so.
+                    self.end()
             if not self._ended.is_set():
                 raise self._fail(Reason.BROKEN, "it answered before it had the body")
             return taken

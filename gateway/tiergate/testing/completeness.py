@@ -24,8 +24,9 @@ class Acked:
 
 
 class Change(NamedTuple):
-    """What a request did to a key of the origin, some time between two instants; `etag` is empty for a deletion,
-    "foreign" for an object whose stamp does not tell."""
+    """What a request did to a key of the origin, some time between two instants. `etag` is the one that clients were
+    shown: that of the object's stamp, the origin's own where that names none (a write-through's), "foreign" where
+    neither tells. Empty for a deletion."""
 
     key: str
     etag: str
@@ -57,7 +58,7 @@ def changes_of(requests: Iterable[Seen], bucket: str) -> list[Change]:
 
 def _stamped_etag(seen: Seen) -> str:
     stamp = parse_stamp(seen.headers.get(STAMP_HEADER, ""))
-    return (stamp.etag if stamp else "") or "foreign"
+    return (stamp.etag if stamp else "") or seen.origin_etag or "foreign"
 
 
 class Write(NamedTuple):

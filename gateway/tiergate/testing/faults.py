@@ -289,6 +289,7 @@ class FaultyOrigin:
                 return False
             seen.origin_status = int(head.start[1])
             if seen.origin_status >= 200:
+                seen.origin_etag = head.header("etag").strip('"')
                 break
             writer.write(head.raw)
         has_body = seen.method != "HEAD" and seen.origin_status not in (204, 304)

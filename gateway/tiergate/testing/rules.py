@@ -32,7 +32,8 @@ _COPIES = {"PutObject": "CopyObject", "UploadPart": "UploadPartCopy"}
 @dataclass
 class Seen:
     """One request. `raw_target` is its path and query byte for byte; times are monotonic seconds; `status`
-    is what the client got, `origin_status` what the origin said (None: nothing yet, or nothing at all).
+    is what the client got, `origin_status` what the origin said (None: nothing yet, or nothing at all), with the ETag
+    in its headers.
     `body_sha256` is of the payload as sent, an aws-chunked framing included."""
 
     number: int
@@ -47,6 +48,7 @@ class Seen:
     finished_s: float | None = None
     status: int | None = None
     origin_status: int | None = None
+    origin_etag: str = ""
     body_bytes: int = 0
     fault: "Action | None" = None
     digest: "hashlib._Hash" = field(default_factory=hashlib.sha256, repr=False)
