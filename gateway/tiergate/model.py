@@ -218,10 +218,10 @@ class Pending:
     `place` orders it among all pending (inherited from the pending version it replaced), `revision` is its own
     commit, `start_revision` the directory's revision when its request began. `base` is the origin ETag it
     replaces: NO_BASE for "known to be absent", UNKNOWN_BASE for "nobody asked yet". `conditional` says that the
-    client made the write on a condition. `disturbed_s`: for a marker, when a member of its set was last replaced or
-    deleted after it was committed (0: never). `withdrawn`: the marker stood in the origin and was taken away.
-    `quarantined` is the reason of a permanent refusal, or empty. `leftovers` are uploads of superseded versions
-    that must be aborted.
+    client made the write on a condition, so that the origin must hold just this. `disturbed_s`: for a marker, when a
+    member of its set was last replaced or deleted after it was committed (0: never). `withdrawn`: the marker stood in
+    the origin and was taken away. `quarantined` is the reason of a permanent refusal, or empty. `leftovers` are uploads
+    of superseded versions that must be aborted.
     """
 
     name: ObjectName

@@ -55,7 +55,7 @@ def put(rows: Rows, name: ObjectName, version: Version, intent: Intent) -> Commi
             committed_s=intent.now_s,
             size_bytes=version.size_bytes,
             base=base_of(old, before, intent),
-            conditional=intent.conditional,
+            conditional=is_conditional(before, intent),
             leftovers=leftovers_of(before),
             withdrawn=before.withdrawn if before else False,
             owner=rows.me,
@@ -105,7 +105,7 @@ def delete(rows: Rows, name: ObjectName, uid: str, intent: Intent) -> Committed 
                 committed_s=intent.now_s,
                 size_bytes=0,
                 base=base,
-                conditional=intent.conditional,
+                conditional=is_conditional(before, intent),
                 leftovers=leftovers_of(before),
                 owner=rows.me,
             )
@@ -133,6 +133,12 @@ def base_of(old: Record | None, before: Pending | None, intent: Intent) -> str:
     if old is not None:
         return old.origin_etag
     return intent.base
+
+
+def is_conditional(before: Pending | None, intent: Intent) -> bool:
+    """Whether the origin must hold just the base of a write. One that was decided on a pending write of ours asks of
+    the origin what that one did, and nothing any more once that one began: it may land, or not, at any time."""
+    return intent.conditional and (before is None or (before.conditional and not before.begun))
 
 
 def leftovers_of(before: Pending | None) -> tuple[OriginUpload, ...]:

@@ -86,6 +86,16 @@ class ObjectTransitions:
         pending = await pending_of(directory, SHARD)
         assert (pending.base, pending.begun, pending.place) == (UNKNOWN_BASE, False, first.revision)
 
+    async def test_nothing_in_the_origin_is_foreign_to_what_follows_a_begun_write(self, directory: Directory) -> None:
+        """It may land after its successor was decided on, and looked at the origin: what that holds changes, by us."""
+        await put(directory, SHARD, "v1", make_intent(base="e1"))
+        await directory.begin(SHARD, "v1", "e1")
+        await directory.delete(SHARD, make_intent())
+        for uid in ("v2", "v3"):
+            seen = await directory.get(SHARD)
+            await put(directory, SHARD, uid, make_intent(base="e1", guard=seen.guard, conditional=True))
+            assert not (await pending_of(directory, SHARD)).conditional
+
     async def test_put_over_pending_unknown_base_takes_the_callers(self, directory: Directory) -> None:
         await put(directory, SHARD, "v1")
         await put(directory, SHARD, "v2", make_intent(base="asked"))
