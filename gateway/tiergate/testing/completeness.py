@@ -46,11 +46,11 @@ def changes_of(requests: Iterable[Seen], bucket: str) -> list[Change]:
             continue  # Answered in the origin's place.
         until_s = inf if seen.finished_s is None else seen.finished_s
         if seen.operation == "CreateMultipartUpload":
-            begun[seen.key] = _stamped_etag(seen)
+            begun[seen.upload_id] = _stamped_etag(seen)
         elif seen.operation in ("PutObject", "CopyObject"):
             found.append(Change(seen.key, _stamped_etag(seen), seen.started_s, until_s))
         elif seen.operation == "CompleteMultipartUpload":
-            found.append(Change(seen.key, begun.get(seen.key, ""), seen.started_s, until_s))
+            found.append(Change(seen.key, begun.get(seen.upload_id, "foreign"), seen.started_s, until_s))
         elif seen.operation == "DeleteObject":
             found.append(Change(seen.key, "", seen.started_s, until_s))
     return found

@@ -5,6 +5,7 @@ addressed by operation, key and occurrence ("the third UploadPart of key k"), an
 not by sleeping."""
 
 import asyncio
+import re
 import socket
 import struct
 import threading
@@ -28,6 +29,8 @@ from tiergate.testing.rules import (
     Truncate,
     operation_of,
 )
+
+_UPLOAD_ID = re.compile(rb"<UploadId>([^<]+)</UploadId>")
 
 
 @dataclass
@@ -198,6 +201,7 @@ class FaultyOrigin:
                 operation,
                 headers,
                 self._clock.monotonic_s(),
+                upload_id=values.get("uploadId", ""),
             )
             self._seen.append(seen)
             taken = [rule for rule in self._rules if rule.takes(seen)]
@@ -294,6 +298,8 @@ class FaultyOrigin:
             writer.write(head.raw)
         has_body = seen.method != "HEAD" and seen.origin_status not in (204, 304)
         body = read_body(reader, head, until_close=True) if has_body else _nothing()
+        if seen.operation == "CreateMultipartUpload":
+            body = _noting_upload(seen, body)
         if isinstance(fault, Cut | Answer):
             async for _ in body:
                 pass  # The origin is done once its answer is whole.
@@ -326,6 +332,16 @@ def address_of(endpoint: str) -> tuple[str, int]:
     if parts.hostname is None or parts.port is None or parts.scheme != "http":
         raise ValueError(f"not a plain HTTP endpoint with a port: {endpoint}")
     return parts.hostname, parts.port
+
+
+async def _noting_upload(seen: Seen, body: AsyncIterator[tuple[bytes, bytes]]) -> AsyncIterator[tuple[bytes, bytes]]:
+    """Pass on the answer to a CreateMultipartUpload, and note the id that it gives."""
+    whole = b""
+    async for raw, payload in body:
+        whole += payload
+        if found := _UPLOAD_ID.search(whole):
+            seen.upload_id = found[1].decode()
+        yield raw, payload
 
 
 def _damaged(raw: bytes, payload: bytes, offset: int, fault: Action | None) -> bytes:
