@@ -1,6 +1,7 @@
 """What tests ask a boto3 client about objects, in a word each."""
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -10,7 +11,8 @@ ACK_HEADER = "x-tiergate-ack"
 
 def body_of(client: Any, bucket: str, key: str, **options: Any) -> bytes:
     """GetObject's bytes; `options` are its further arguments."""
-    with client.get_object(Bucket=bucket, Key=key, **options)["Body"] as stream:
+    # Entered itself, it gives the stream beneath, whose errors and lengths botocore does not see.
+    with closing(client.get_object(Bucket=bucket, Key=key, **options)["Body"]) as stream:
         data: bytes = stream.read()
     return data
 
