@@ -56,6 +56,7 @@ class Board:
         finally:
             os.close(descriptor)
         self._seen = b""
+        self._number = 0
         self._posted: Posted | None = None
 
     @classmethod
@@ -93,10 +94,10 @@ class Board:
             page = bytes(self._map)
             if page == self._seen:
                 return self._posted
-            whole = self._whole(page)
-            if whole:
-                self._posted = decode(Posted, max(whole)[1])
-                self._seen = page
+            number, body = max(self._whole(page), default=(0, b""))
+            # A copy that was held up in its middle may lack the newest slot, which an earlier one had.
+            if body and number >= self._number:
+                self._posted, self._number, self._seen = decode(Posted, body), number, page
                 return self._posted
         return None
 
