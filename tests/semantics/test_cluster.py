@@ -88,6 +88,29 @@ def test_copies_that_cannot_be_had_are_not_acknowledged(
     assert body_of(client, bucket, "k") == b"data"
 
 
+@pytest.mark.semantics("P2.8")
+def test_copies_that_went_with_a_node_are_made_anew(
+    start_cluster: StartCluster, proxy: FaultyOrigin, bucket: str
+) -> None:
+    exclusive = f"{{uri = 's3://{bucket}/', exclusive = true}}"
+    cluster = start_cluster(3, *LEASE, "--restart-grace", "1s", "--prefix", exclusive)
+    clients, nodes = clients_of(cluster), cluster.nodes
+    clients[0].put_object(Bucket=bucket, Key="known", Body=b"")  # so that the bucket is
+    cluster.wait_settled()
+    proxy.inject(Cut(), times=None)
+    data = os.urandom(6 * MIB)
+    assert ack_of(clients[0].put_object(Bucket=bucket, Key="k", Body=data)) == "memory:2"
+    holder = next(index for index in (1, 2) if nodes[index].status()["memory"]["dirty_bytes"] >= len(data))
+    nodes[holder].kill9()
+    nodes[holder].wipe()
+    nodes[0].wait_until("the copy is missed", lambda: nodes[0].metric("tiergate_writeback_short_writes") == 1)
+    copied = "tiergate_writeback_repaired_bytes_total"
+    nodes[0].wait_until("it is made anew", lambda: nodes[0].metric(copied) == len(data))
+    nodes[0].kill9()
+    nodes[0].wipe()
+    assert body_of(clients[3 - holder], bucket, "k") == data
+
+
 @pytest.mark.semantics("P3.7")
 def test_what_one_node_acknowledged_every_node_shows_at_once(
     cluster: RunningCluster, proxy: FaultyOrigin, bucket: str
@@ -178,6 +201,7 @@ def test_survivors_bring_what_the_dead_owed_in_order(
     assert [body_of(direct, bucket, key) for key in SHARDS] == [data, data]
     for node in cluster.nodes[1:]:
         node.wait_settled()
+    assert sum(node.metric("tiergate_writeback_takeovers_total") for node in cluster.nodes[1:]) == 3
     changes = [change.key for change in changes_of(proxy.requests, bucket)]
     assert sorted(changes) == sorted([*SHARDS, MARKER])
     assert changes[-1] == MARKER
@@ -227,6 +251,8 @@ def test_lost_write_is_said_to_be_lost_until_its_node_is_back(
     cluster.wait_members()
     cluster.wait_settled()
     assert body_of(b, bucket, "k") == body_of(direct, bucket, "k") == b"newer"
+    assert cluster.nodes[1].metric("tiergate_writeback_lost_writes_total") == 1
+    assert cluster.nodes[0].metric("tiergate_writeback_found_writes_total") == 1
 
 
 @pytest.mark.semantics("P12.5")
