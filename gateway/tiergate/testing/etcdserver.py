@@ -23,6 +23,9 @@ START_ATTEMPTS_COUNT = 3
 _PROBE_TIMEOUT_S = 1.0
 _PROBE_PAUSE_S = 0.05
 
+NO_PROXY = [("grpc.enable_http_proxy", 0)]
+"""Members are here, whatever the environment says of proxies."""
+
 HEARTBEAT_MS = 50
 ELECTION_MS = 500
 
@@ -272,6 +275,6 @@ class EtcdServer:
 
     def _channel(self, member: EtcdMember) -> Any:
         if self._tls is None:
-            return grpc.insecure_channel(member.endpoint)
+            return grpc.insecure_channel(member.endpoint, NO_PROXY)
         credentials = grpc.ssl_channel_credentials(self._tls.authority, self._tls.key, self._tls.certificate)
-        return grpc.secure_channel(member.endpoint, credentials)
+        return grpc.secure_channel(member.endpoint, credentials, NO_PROXY)
