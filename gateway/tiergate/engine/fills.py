@@ -206,7 +206,7 @@ class Fills:
             if peer is None:
                 raise
             raise self._given_up(source, index, peer, error) from error
-        except BaseException:
+        except BaseException:  # Cancelled too: another reader must be able to claim the block.
             receiving.abort()
             raise
         metrics, size_bytes = self._rooms.metrics, source.body.block_size_bytes(index)

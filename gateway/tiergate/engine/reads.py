@@ -115,7 +115,7 @@ class Reads:
                 if await self._stands(current):
                     raise self._lost(current) from None
                 continue
-            except BaseException:
+            except BaseException:  # Cancelled too: pins are held until somebody closes the stream.
                 await stream.close()
                 raise
             return current, decided, stream

@@ -73,7 +73,7 @@ class PeerCopying:
             if len(held) < self._peers_count:
                 await self._replace(body, held, failed)
             return Copies((self._roster.me(), *held), until_s if held else float("inf"))
-        except BaseException:
+        except BaseException:  # Cancelled too: peers need not keep what nobody will commit.
             await self.abort()
             raise
 

@@ -137,7 +137,7 @@ class Push:
         except (ClientError, OSError) as error:
             self._cut()
             raise self._fail(Reason.UNREACHABLE, str(error) or type(error).__name__) from error
-        except BaseException:
+        except BaseException:  # Cancelled too: what waits in the connection may be memory that is used anew.
             self._cut()
             raise
 

@@ -23,7 +23,7 @@ from tiergate.etcd.channel import Tls
 from tiergate.etcd.client import Access, EtcdClient, Known
 from tiergate.memory.memory import Memory
 from tiergate.observe.metrics import Metrics
-from tiergate.policy.rendezvous import HOUSEKEEPER, ranked
+from tiergate.policy.rendezvous import housekeeper
 from tiergate.replication.base import PROMISE, Promise
 from tiergate.replication.channel import ChannelSettings, PeerChannel
 from tiergate.replication.replication import PeerReplication
@@ -52,7 +52,7 @@ class Cluster:
 
     def housekeeper(self) -> str:
         """The node that does; empty while no member is known."""
-        return next(iter(ranked(HOUSEKEEPER, self.view.live().nodes)), "")
+        return housekeeper(self.view.live().nodes)
 
 
 @asynccontextmanager

@@ -157,7 +157,7 @@ class Peers:
         try:
             await self._pour(request, receiving.write)
             return receiving.seal()
-        except BaseException:
+        except BaseException:  # Cancelled too, as when the peer leaves: the room was reserved for nothing.
             receiving.abort()
             raise
 
@@ -242,7 +242,7 @@ class Peers:
                         is_copied = is_tls or len(piece) <= COPIED_BYTES
                         await response.write(bytes(piece) if is_copied else piece)
                 await response.write_eof()
-        except BaseException:
+        except BaseException:  # Cancelled too: whatever ended it, the pin goes with this request.
             if transport.get_write_buffer_size():
                 transport.abort()  # What it has not sent may be memory that is not pinned any more.
             raise

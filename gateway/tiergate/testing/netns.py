@@ -112,7 +112,7 @@ class Network:
                 ],
             )
             _ip((), [f"route add {self._net}.0/24 via {router} dev {self._link} src {outside[0]} onlink"])
-        except BaseException:
+        except BaseException:  # `with` does not end what failed to begin, an interrupted test included.
             self.__exit__()
             raise
         return self

@@ -119,7 +119,7 @@ class RunningNode:
         self.memory_dir = self._given_memory or Path(tempfile.mkdtemp(prefix="tiergate-node-", dir=place))
         try:
             self.start()
-        except BaseException:
+        except BaseException:  # `with` does not end what failed to begin, an interrupted test included.
             self.__exit__()
             raise
         return self

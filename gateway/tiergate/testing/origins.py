@@ -97,7 +97,7 @@ class ProcessOrigin(ABC):
                 self._stop()
                 if attempt == START_ATTEMPTS_COUNT - 1:
                     raise
-            except BaseException:
+            except BaseException:  # `with` does not end what failed to begin, an interrupted test included.
                 self._stop()
                 raise
             else:

@@ -16,9 +16,10 @@ from tiergate.memory.memory import Memory
 from tiergate.model import LOST, Holder, Kind, Live, Pending, Version
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
+from tiergate.policy.rendezvous import housekeeper
 from tiergate.writeback.recovery import doubt
 from tiergate.writeback.standing import Actor, Standing
-from tiergate.writeback.takeover import Absences, Patience, Verdict, is_housekeeper, judge
+from tiergate.writeback.takeover import Absences, Patience, Verdict, judge
 from tiergate.writeback.uploader import context
 from tiergate.writeback.withdrawal import bodies_of
 
@@ -141,7 +142,7 @@ class Survivors:
             return
         mine = {held.uid for held in await self._directory.held_by(me.node) if held.epoch == me.epoch}
         for write in owed:
-            if write.kind is Kind.PUT and write.uid not in mine and not is_housekeeper(me, live):
+            if write.kind is Kind.PUT and write.uid not in mine and housekeeper(live.nodes) != me.node:
                 continue
             gone_s = self._absences.gone_s(write.owner, now_s)
             seen = await self._directory.get(write.name)

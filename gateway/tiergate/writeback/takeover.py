@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from tiergate.model import Holder, Kind, Live, Pending
-from tiergate.policy.rendezvous import HOUSEKEEPER, ranked
+from tiergate.policy.rendezvous import housekeeper, ranked
 
 
 class Verdict(Enum):
@@ -29,11 +29,6 @@ class Patience:
     grace_s: float = 60.0
 
 
-def is_housekeeper(me: Holder, live: Live) -> bool:
-    """Whether this node does what one node does for all."""
-    return bool(live.nodes) and ranked(HOUSEKEEPER, live.nodes)[0] == me.node
-
-
 def judge(
     write: Pending, holders: Collection[Holder], me: Holder, live: Live, gone_s: float, patience: Patience
 ) -> Verdict:
@@ -49,7 +44,7 @@ def judge(
         return Verdict.LEAVE
     fit = live.still(holders) if write.kind is Kind.PUT else {node.holder for node in live.nodes.values()}
     if not fit:
-        return Verdict.LOST if gone_s >= patience.grace_s and is_housekeeper(me, live) else Verdict.LEAVE
+        return Verdict.LOST if gone_s >= patience.grace_s and housekeeper(live.nodes) == me.node else Verdict.LEAVE
     nodes = [each.node for each in fit]
     first = owner if owner in nodes else ranked(write.uid, nodes)[0]
     return Verdict.CLAIM if me in fit and first == me.node else Verdict.LEAVE

@@ -157,7 +157,7 @@ class Withdrawals:
                 except IntegrityError:
                     self._metrics.integrity_failures.inc(1, "origin")
                     raise
-                except BaseException:
+                except BaseException:  # Cancelled too: the next who needs the block must be able to claim it.
                     receiving.abort()
                     raise
             offset += body.size_bytes

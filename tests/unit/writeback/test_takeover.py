@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tiergate.model import LOST, About, Holder, Kind, Live, Node, ObjectName, Pending, Role
-from tiergate.policy.rendezvous import HOUSEKEEPER, ranked
+from tiergate.policy.rendezvous import housekeeper, ranked
 from tiergate.writeback.standing import Actor
 from tiergate.writeback.takeover import Absences, Patience, Verdict, judge
 
@@ -66,11 +66,11 @@ def test_judge_begun_waits_until_nothing_of_it_is_on_its_way() -> None:
 
 def test_judge_lost_is_said_by_the_housekeeper_alone_after_the_grace() -> None:
     members = live(A, B, C)
-    housekeeper = ranked(HOUSEKEEPER, members.nodes)[0]
+    keeper = housekeeper(members.nodes)
     for each in (A, B, C):
         assert judge(owed(), {GONE}, each, members, 59.0, PATIENCE) is Verdict.LEAVE
         verdict = judge(owed(), {GONE}, each, members, 60.0, PATIENCE)
-        assert verdict is (Verdict.LOST if each.node == housekeeper else Verdict.LEAVE)
+        assert verdict is (Verdict.LOST if each.node == keeper else Verdict.LEAVE)
 
 
 def test_judge_lost_of_a_dead_housekeeper_is_claimed_by_a_holder_that_is_back() -> None:
