@@ -246,10 +246,31 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
+class Actor:
+    """Who has a step under way: a process, by the token of its lease (empty: its node as a whole), and in a cluster the
+    membership it began the step under."""
+
+    token: str
+    holder: Holder | None = None
+
+    def __str__(self) -> str:
+        return f"{self.holder.node}@{self.holder.epoch}/{self.token}" if self.holder else self.token
+
+    @classmethod
+    def parse(cls, text: str) -> "Actor":
+        """The reverse of `str`. No token holds a slash."""
+        membership, slash, token = text.rpartition("/")
+        if not slash:
+            return cls(text)
+        node, _, epoch = membership.rpartition("@")
+        return cls(token, Holder(node, int(epoch)))
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """A change of the origin that is under way in one process and must not overlap with certain others: a write-through
     (or a forwarded write), a marker that write-back puts, or in a cluster what it replaces. `holder` names the process
-    (`writeback.standing.Actor`); `replaces` tells whether the origin holds something of that key that it changes, or
+    (an `Actor`); `replaces` tells whether the origin holds something of that key that it changes, or
     may."""
 
     name: ObjectName

@@ -13,6 +13,7 @@ from tiergate.errors import ConflictError, FencedError
 from tiergate.model import (
     NO_BASE,
     UNKNOWN_BASE,
+    Actor,
     Kind,
     ObjectName,
     OriginUpload,
@@ -119,7 +120,7 @@ def leave_behind(rows: Rows, name: ObjectName, before: Pending | None) -> None:
     origin, and stands as a step until that node, or who finds it dead, says that it is over."""
     if before is None or before.owner is None or before.owner == rows.me or not before.begun:
         return
-    holder = f"{before.owner.node}@{before.owner.epoch}/"
+    holder = str(Actor("", before.owner))
     rows.put_step(Step(name, f"{before.uid}@{holder}", holder, before.role, through=False, replaces=True))
 
 

@@ -9,7 +9,7 @@ from tiergate.clock import Clock
 from tiergate.config import FenceMode, Settings
 from tiergate.directory.base import Committed, Directory
 from tiergate.memory.memory import Memory
-from tiergate.model import Body, Holder, ObjectName, Part, Role, Version
+from tiergate.model import Actor, Body, Holder, ObjectName, Part, Role, Version
 from tiergate.observe.metrics import Metrics
 from tiergate.origin.client import OriginClient
 from tiergate.origin.forward import Forwarder
@@ -46,8 +46,7 @@ class Rooms:
         Raises:
             MembershipOverError: this node is no member now.
         """
-        me = self.replication.me
-        return self.memory.token if me is None else f"{me.node}@{me.epoch}/{self.memory.token}"
+        return str(Actor(self.memory.token, self.replication.me))
 
     def copies_count(self, name: ObjectName) -> int:
         """On how many nodes a write of the key is to be before it is acknowledged."""

@@ -16,10 +16,10 @@ from tiergate.checkpoints.markers import collide
 from tiergate.clock import Clock
 from tiergate.directory.base import Directory
 from tiergate.errors import FencedError, OverloadedError
-from tiergate.model import NO_BASE, Kind, ObjectName, Pending, Role, Step
+from tiergate.model import NO_BASE, Actor, Kind, ObjectName, Pending, Role, Step
 from tiergate.observe.logs import get_logger
 from tiergate.writeback.fence import Blocked, FenceMode, PendingView, blockers
-from tiergate.writeback.standing import Actor, Standing
+from tiergate.writeback.standing import Standing
 
 log = get_logger(__name__)
 

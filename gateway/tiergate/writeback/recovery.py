@@ -6,9 +6,8 @@ from tiergate.clock import Clock
 from tiergate.directory.base import Directory
 from tiergate.errors import TiergateError
 from tiergate.memory.memory import Memory
-from tiergate.model import ObjectName
+from tiergate.model import Actor, ObjectName
 from tiergate.observe.logs import get_logger
-from tiergate.writeback.standing import Actor
 
 log = get_logger(__name__)
 

@@ -4,28 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tiergate.errors import MembershipOverError
-from tiergate.model import Holder
-
-
-@dataclass(frozen=True, slots=True)
-class Actor:
-    """Who has a step under way: a process, by the token of its lease (empty: its node as a whole), and in a cluster the
-    membership it began the step under."""
-
-    token: str
-    holder: Holder | None = None
-
-    def __str__(self) -> str:
-        return f"{self.holder.node}@{self.holder.epoch}/{self.token}" if self.holder else self.token
-
-    @classmethod
-    def parse(cls, text: str) -> "Actor":
-        """The reverse of `str`. No token holds a slash."""
-        membership, slash, token = text.rpartition("/")
-        if not slash:
-            return cls(text)
-        node, _, epoch = membership.rpartition("@")
-        return cls(token, Holder(node, int(epoch)))
+from tiergate.model import Actor, Holder
 
 
 def _nobody() -> Holder | None:

@@ -13,12 +13,12 @@ from tiergate.clock import Clock
 from tiergate.directory.base import ClusterDirectory, Seen
 from tiergate.errors import FencedError, HolderLostError, TiergateError
 from tiergate.memory.memory import Memory
-from tiergate.model import LOST, Holder, Kind, Live, Pending, Version
+from tiergate.model import LOST, Actor, Holder, Kind, Live, Pending, Version
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
 from tiergate.policy.rendezvous import housekeeper
 from tiergate.writeback.recovery import doubt
-from tiergate.writeback.standing import Actor, Standing
+from tiergate.writeback.standing import Standing
 from tiergate.writeback.takeover import Absences, Patience, Verdict, judge
 from tiergate.writeback.uploader import context
 from tiergate.writeback.withdrawal import bodies_of

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tiergate.model import LOST, About, Holder, Kind, Live, Node, ObjectName, Pending, Role
+from tiergate.model import LOST, About, Actor, Holder, Kind, Live, Node, ObjectName, Pending, Role
 from tiergate.policy.rendezvous import housekeeper, ranked
-from tiergate.writeback.standing import Actor
 from tiergate.writeback.takeover import Absences, Patience, Verdict, judge
 
 PATIENCE = Patience(settle_s=5.0, grace_s=60.0)
