@@ -18,11 +18,12 @@ from tiergate.directory.committer import Change, Committer, Standing
 from tiergate.directory.era import Era
 from tiergate.directory.keys import Keys
 from tiergate.directory.ledger import Entry, Ledger
+from tiergate.directory.owed import OwedChanges
+from tiergate.directory.view import Rows
 from tiergate.errors import CompactedError, MemoryFullError, OverloadedError
 from tiergate.etcd.client import EtcdClient
 from tiergate.etcd.values import Delete, Field, Found, Guard, KeyValue, Put, Range
 from tiergate.model import (
-    NO_BASE,
     Bucket,
     Holder,
     Kind,
@@ -58,7 +59,7 @@ RIVAL_PAUSE_CAP_S = 0.25
 T = TypeVar("T")
 
 
-class ClusteredDirectory:
+class ClusteredDirectory(OwedChanges):
     """Implements `tiergate.directory.base.ClusterDirectory`; see there. One for a process.
 
     Beyond what is said there, any method raises `DirectoryUnavailableError` when etcd does not answer, and one that
@@ -296,27 +297,8 @@ class ClusteredDirectory:
         found = await self._reader.values(Pending, self._keys.all("q"))
         return min((write.committed_s for write in found if not write.quarantined), default=None)
 
-    async def begin(self, name: ObjectName, uid: str, base: str) -> Pending:
-        return await self._owned(name, uid, lambda write: replace(write, begun=True, base=base))
-
-    async def note_upload(self, name: ObjectName, uid: str, upload: OriginUpload | None) -> Pending:
-        return await self._owned(name, uid, lambda write: replace(write, upload=upload))
-
-    async def rebase(self, name: ObjectName, uid: str, base: str) -> Pending:
-        return await self._owned(name, uid, lambda write: replace(write, base=base))
-
-    async def _owned(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> Pending:
-        return await self._change(
-            lambda rows: transitions.change_owned(rows, name, uid, change), self._keys.pending(name)
-        )
-
-    async def _if_pending(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> None:
-        await self._change(
-            lambda rows: transitions.change_if_pending(rows, name, uid, change), self._keys.pending(name)
-        )
-
-    async def drop_leftovers(self, name: ObjectName, dropped: Sequence[OriginUpload]) -> None:
-        await self._change(lambda rows: transitions.drop_leftovers(rows, name, dropped), self._keys.pending(name))
+    async def _change_pending(self, name: ObjectName, transition: Callable[[Rows], T]) -> T:
+        return await self._change(transition, self._keys.pending(name))
 
     async def orphan_uploads(self) -> list[tuple[ObjectName, OriginUpload]]:
         return [(orphan.name, orphan.upload) for orphan in await self._reader.values(Orphan, self._keys.all("x"))]
@@ -350,12 +332,6 @@ class ClusteredDirectory:
             return write
 
         return await self._of_object(name, transition)
-
-    async def withdrawn(self, name: ObjectName, uid: str) -> None:
-        await self._if_pending(name, uid, lambda write: replace(write, base=NO_BASE, withdrawn=True))
-
-    async def settled_set(self, name: ObjectName, uid: str) -> None:
-        await self._if_pending(name, uid, lambda write: replace(write, disturbed_s=0.0))
 
     async def quarantine(self, name: ObjectName, uid: str, reason: str) -> None:
         await self._change(lambda rows: ownership.quarantine(rows, name, uid, reason), self._keys.pending(name))

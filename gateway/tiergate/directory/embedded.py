@@ -18,11 +18,12 @@ import lmdb
 from tiergate.directory import transitions, uploads
 from tiergate.directory.base import Committed, Finished, Intent, Seen
 from tiergate.directory.codec import Named, Orphan, decode
+from tiergate.directory.owed import OwedChanges
 from tiergate.directory.rows import TABLE_NAMES, LmdbRows, Tables
+from tiergate.directory.view import Rows
 from tiergate.errors import MemoryFullError
 from tiergate.lmdbfile import open_environment
 from tiergate.model import (
-    NO_BASE,
     Bucket,
     Kind,
     ObjectName,
@@ -56,7 +57,7 @@ FULL_RETRY_S = 5
 T = TypeVar("T")
 
 
-class EmbeddedDirectory:
+class EmbeddedDirectory(OwedChanges):
     """Implements `tiergate.directory.base.Directory`; see there."""
 
     def __init__(self, environment: lmdb.Environment) -> None:
@@ -187,23 +188,8 @@ class EmbeddedDirectory:
         with self._reading() as rows:
             return rows.oldest_pending_s()
 
-    async def begin(self, name: ObjectName, uid: str, base: str) -> Pending:
-        return await self._owned(name, uid, lambda write: replace(write, begun=True, base=base))
-
-    async def note_upload(self, name: ObjectName, uid: str, upload: OriginUpload | None) -> Pending:
-        return await self._owned(name, uid, lambda write: replace(write, upload=upload))
-
-    async def rebase(self, name: ObjectName, uid: str, base: str) -> Pending:
-        return await self._owned(name, uid, lambda write: replace(write, base=base))
-
-    async def _owned(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> Pending:
-        return await self._change(lambda rows: transitions.change_owned(rows, name, uid, change))
-
-    async def _if_pending(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> None:
-        await self._change(lambda rows: transitions.change_if_pending(rows, name, uid, change))
-
-    async def drop_leftovers(self, name: ObjectName, dropped: Sequence[OriginUpload]) -> None:
-        await self._change(lambda rows: transitions.drop_leftovers(rows, name, dropped))
+    async def _change_pending(self, name: ObjectName, transition: Callable[[Rows], T]) -> T:
+        return await self._change(transition)
 
     async def orphan_uploads(self) -> list[tuple[ObjectName, OriginUpload]]:
         with self._reading() as rows:
@@ -224,12 +210,6 @@ class EmbeddedDirectory:
 
     async def withdraw(self, name: ObjectName, uid: str, now_s: float) -> Pending | None:
         return await self._change(lambda rows: transitions.withdraw(rows, name, uid, now_s))
-
-    async def withdrawn(self, name: ObjectName, uid: str) -> None:
-        await self._if_pending(name, uid, lambda write: replace(write, base=NO_BASE, withdrawn=True))
-
-    async def settled_set(self, name: ObjectName, uid: str) -> None:
-        await self._if_pending(name, uid, lambda write: replace(write, disturbed_s=0.0))
 
     async def quarantine(self, name: ObjectName, uid: str, reason: str) -> None:
         await self._if_pending(name, uid, lambda write: replace(write, quarantined=reason))
