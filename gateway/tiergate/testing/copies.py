@@ -292,6 +292,7 @@ class HoldersDirectory(EmbeddedDirectory):
     peers: Peers
     is_away = False
     """Nothing is answered."""
+    unanswered_count = 0
     lose_answer = False
     """The next commit happens, and its answer is lost."""
     lose_request = False
@@ -314,6 +315,7 @@ class HoldersDirectory(EmbeddedDirectory):
 
     def _answers(self) -> None:
         if self.is_away:
+            self.unanswered_count += 1
             raise DirectoryUnavailableError("away")
 
     async def get(self, name: ObjectName) -> Seen:

@@ -232,11 +232,14 @@ async def test_failed_condition_gives_back_here_and_on_peers(cluster: Cluster, m
 # -- the outcome of a commit that nobody heard of
 
 
+DOUBT_S, PAUSE_S = 0.05, 0.01
+
+
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holding, "DOUBT_S", 0.05)
-    monkeypatch.setattr("tiergate.engine.afterwards.FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr("tiergate.engine.afterwards.LAST_PAUSE_S", 0.01)
+    monkeypatch.setattr(holding, "DOUBT_S", DOUBT_S)
+    monkeypatch.setattr("tiergate.engine.afterwards.FIRST_PAUSE_S", PAUSE_S)
+    monkeypatch.setattr("tiergate.engine.afterwards.LAST_PAUSE_S", PAUSE_S)
 
 
 async def settled(cluster: Cluster) -> None:
@@ -274,7 +277,12 @@ async def test_unknown_outcome_is_kept_while_the_directory_is_away(cluster: Clus
     with pytest.raises(OutcomeUnknownError):
         await cluster["a"].put("k", DATA)
     cluster.directory.is_away = True
-    await asyncio.sleep(0.2)  # Longer than it takes to decide; being slower proves no less.
+    async with asyncio.timeout(30):
+        while True:
+            await asyncio.sleep(PAUSE_S)
+            # Asked in vain for longer than it takes to decide, whatever the jitter of the pauses.
+            if cluster.directory.unanswered_count * PAUSE_S >= 8 * DOUBT_S:
+                break
     assert not cluster["a"].is_empty()
     cluster.directory.is_away = False
     await settled(cluster)
