@@ -206,7 +206,7 @@ def test_aborting_a_spilled_upload_aborts_it_in_origin(small: RunningNode, direc
     body = os.urandom(15 * MIB)
     for number in range(1, 6):
         client.upload_part(Bucket=bucket, Key="huge", UploadId=upload_id, PartNumber=number, Body=body)
-    assert uploads_of(direct, bucket) == ["huge"]
+    assert [key for key, _ in uploads_of(direct, bucket)] == ["huge"]
     client.abort_multipart_upload(Bucket=bucket, Key="huge", UploadId=upload_id)
 
     assert uploads_of(direct, bucket) == []

@@ -25,40 +25,48 @@ class Acked:
 
 class Change(NamedTuple):
     """What a request did to a key of the origin, some time between two instants. `etag` is the one that clients were
-    shown: that of the object's stamp, the origin's own where that names none (a write-through's), "foreign" where
-    neither tells. Empty for a deletion."""
+    shown: that of the object's stamp, the origin's own where that names none (a write-through's), `FOREIGN` where
+    neither tells. Empty for a deletion. `is_sure`: whether the origin said that it was done; else it may have been."""
 
     key: str
     etag: str
     from_s: float
     until_s: float
+    is_sure: bool = True
+
+
+FOREIGN = "foreign"
 
 
 def changes_of(requests: Iterable[Seen], bucket: str) -> list[Change]:
-    """The changes that the origin's objects saw, in the order of the requests. A request whose answer was lost
-    counts as done."""
+    """The changes that the origin's objects saw, in the order of the requests; those among them that it may have seen,
+    since its answer was lost, not those that it cannot, since the request never came whole."""
     begun: dict[str, str] = {}
     found: list[Change] = []
     for seen in requests:
         if seen.bucket != bucket or (seen.origin_status is not None and seen.origin_status >= 300):
             continue
-        if seen.origin_status is None and seen.fault is not None:
-            continue  # Answered in the origin's place.
-        until_s = inf if seen.finished_s is None else seen.finished_s
+        if seen.origin_status is None and (seen.fault is not None or not seen.is_whole):
+            continue  # Answered in the origin's place, or torn.
         if seen.operation == "CreateMultipartUpload":
             begun[seen.upload_id] = _stamped_etag(seen)
         elif seen.operation in ("PutObject", "CopyObject"):
-            found.append(Change(seen.key, _stamped_etag(seen), seen.started_s, until_s))
+            found.append(_change(seen, _stamped_etag(seen) or seen.origin_etag or FOREIGN))
         elif seen.operation == "CompleteMultipartUpload":
-            found.append(Change(seen.key, begun.get(seen.upload_id, "foreign"), seen.started_s, until_s))
+            found.append(_change(seen, begun.get(seen.upload_id, "") or seen.origin_etag or FOREIGN))
         elif seen.operation == "DeleteObject":
-            found.append(Change(seen.key, "", seen.started_s, until_s))
+            found.append(_change(seen, ""))
     return found
+
+
+def _change(seen: Seen, etag: str) -> Change:
+    until_s = inf if seen.finished_s is None else seen.finished_s
+    return Change(seen.key, etag, seen.started_s, until_s, seen.origin_status is not None)
 
 
 def _stamped_etag(seen: Seen) -> str:
     stamp = parse_stamp(seen.headers.get(STAMP_HEADER, ""))
-    return (stamp.etag if stamp else "") or seen.origin_etag or "foreign"
+    return stamp.etag if stamp else ""
 
 
 class Write(NamedTuple):
@@ -104,8 +112,8 @@ def untrue_markers(
 
 def _gone_s(changes: Sequence[Change], put: Change) -> float:
     """When the marker was surely no longer there."""
-    ends = [each.until_s for each in changes if each.key == put.key and not each.etag and each.from_s >= put.until_s]
-    return min(ends, default=inf)
+    gone = [each for each in changes if each.key == put.key and not each.etag and each.from_s >= put.until_s]
+    return min((each.until_s for each in gone if each.is_sure), default=inf)
 
 
 def _untrue_when_put(changes: Sequence[Change], writes: Sequence[Write], put: Change) -> list[str]:
@@ -125,13 +133,22 @@ def _untrue_when_put(changes: Sequence[Change], writes: Sequence[Write], put: Ch
                 needed[each.key] = each
     faults = []
     for key, last in needed.items():
-        done = [each for each in changes if each.key == key and each.until_s <= put.from_s]
-        state = done[-1].etag if done else ""
+        states = _states(changes, key, put.from_s)
         good = {last.etag}
         good |= {each.etag for each in writes if each.key == key and each.until_s > last.from_s}
-        if state not in good and not (state and UNTOLD in good):
-            faults.append(f"{put.key} appeared while {key} was {state or 'absent'}, acknowledged: {sorted(good)}")
+        if not any(state in good or (state and UNTOLD in good) for state in states) and FOREIGN not in states[1:]:
+            shown = " or ".join(state or "absent" for state in states)
+            faults.append(f"{put.key} appeared while {key} was {shown}, acknowledged: {sorted(good)}")
     return faults
+
+
+def _states(changes: Sequence[Change], key: str, at_s: float) -> list[str]:
+    """What a key may have been at a moment: what the origin last said, then what it may have done since."""
+    states = [""]
+    for each in changes:
+        if each.key == key and each.until_s <= at_s:
+            states = [each.etag] if each.is_sure else [*states, each.etag]
+    return states
 
 
 def _changed_meanwhile(changes: Sequence[Change], put: Change, gone_s: float) -> list[str]:

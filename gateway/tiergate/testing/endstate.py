@@ -46,9 +46,17 @@ class End:
     deadline_s: float = 60.0
 
     def problems(self) -> list[str]:
-        """Wait until all is settled, then say what is wrong; empty if all is well."""
+        """Wait until all is settled, then say what is wrong; empty if all is well. Ends what uploads the clients left
+        open."""
+        self._abort_uploads()
         unsettled = self._settle()
         return [*unsettled, *self._objects(), *self._origin(), *self._holdings(), *self._memory()]
+
+    def _abort_uploads(self) -> None:
+        """A client that got no answer leaves its upload open, and an upload may have begun in the origin."""
+        client = next(iter(self.nodes.values())).client(retries={"mode": "standard", "total_max_attempts": 8})
+        for key, upload_id in uploads_of(client, self.bucket):
+            client.abort_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload_id)
 
     # -- waiting
     def _settle(self) -> list[str]:
@@ -81,10 +89,13 @@ class End:
             members = {bytes(each.key).rpartition(b"/")[2].decode() for each in self._rows("n")}
             if members != set(self.nodes):
                 found.append(f"members are {sorted(members)}, alive are {sorted(self.nodes)}")
-        uploads = uploads_of(self.origin, self.bucket)
-        if uploads:
-            found.append(f"uploads in the origin: {uploads}")
-        return found
+        return found + [self._of_upload(key, upload_id) for key, upload_id in uploads_of(self.origin, self.bucket)]
+
+    def _of_upload(self, key: str, upload_id: str) -> str:
+        """What led to an upload that is still in the origin."""
+        seen = [each for each in self.requests() if each.upload_id == upload_id]
+        told = [f"{each.started_s:.3f} {each.operation} {each.origin_status} {each.fault or ''}" for each in seen]
+        return f"an upload of {key} is in the origin: {told}"
 
     def _rows(self, table: str) -> list[Any]:
         assert self.etcd is not None

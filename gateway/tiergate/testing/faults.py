@@ -31,6 +31,9 @@ from tiergate.testing.rules import (
 )
 
 _UPLOAD_ID = re.compile(rb"<UploadId>([^<]+)</UploadId>")
+_ETAG = re.compile(rb"<ETag>(?:&quot;|&#34;|\")?([^<&\"]+)")
+_TELLING = ("CreateMultipartUpload", "CompleteMultipartUpload", "CopyObject")
+"""Operations whose answer's body says what the record wants to know."""
 
 
 @dataclass
@@ -245,6 +248,7 @@ class FaultyOrigin:
             exchange.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         async for _, payload in read_body(exchange.reader, exchange.head, until_close=False):
             self._count(exchange, payload)
+        exchange.seen.is_whole = True
 
     def _count(self, exchange: _Exchange, payload: bytes) -> None:
         exchange.seen.digest.update(payload)
@@ -281,6 +285,7 @@ class FaultyOrigin:
                 self._count(exchange, payload)
                 writer.write(raw)
                 await writer.drain()
+            exchange.seen.is_whole = True
         except ConnectionError:
             # Whichever side left, the origin must see its request end.
             writer.close()
@@ -298,8 +303,8 @@ class FaultyOrigin:
             writer.write(head.raw)
         has_body = seen.method != "HEAD" and seen.origin_status not in (204, 304)
         body = read_body(reader, head, until_close=True) if has_body else _nothing()
-        if seen.operation == "CreateMultipartUpload":
-            body = _noting_upload(seen, body)
+        if seen.operation in _TELLING and seen.origin_status == 200:
+            body = _noting(seen, body)
         if isinstance(fault, Cut | Answer):
             async for _ in body:
                 pass  # The origin is done once its answer is whole.
@@ -334,13 +339,15 @@ def address_of(endpoint: str) -> tuple[str, int]:
     return parts.hostname, parts.port
 
 
-async def _noting_upload(seen: Seen, body: AsyncIterator[tuple[bytes, bytes]]) -> AsyncIterator[tuple[bytes, bytes]]:
-    """Pass on the answer to a CreateMultipartUpload, and note the id that it gives."""
+async def _noting(seen: Seen, body: AsyncIterator[tuple[bytes, bytes]]) -> AsyncIterator[tuple[bytes, bytes]]:
+    """Pass on an answer, and note the upload and the ETag that it tells."""
     whole = b""
     async for raw, payload in body:
         whole += payload
         if found := _UPLOAD_ID.search(whole):
             seen.upload_id = found[1].decode()
+        if found := _ETAG.search(whole):
+            seen.origin_etag = found[1].decode()
         yield raw, payload
 
 

@@ -51,6 +51,7 @@ def ack_of(answer: dict[str, Any]) -> str:
     return rule
 
 
-def uploads_of(client: Any, bucket: str) -> list[str]:
-    """The keys of the multipart uploads in progress."""
-    return [each["Key"] for each in client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])]
+def uploads_of(client: Any, bucket: str) -> list[tuple[str, str]]:
+    """Key and id of each multipart upload in progress."""
+    uploads = client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+    return [(each["Key"], each["UploadId"]) for each in uploads]

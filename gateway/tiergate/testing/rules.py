@@ -33,8 +33,8 @@ _COPIES = {"PutObject": "CopyObject", "UploadPart": "UploadPartCopy"}
 class Seen:
     """One request. `raw_target` is its path and query byte for byte; times are monotonic seconds; `status`
     is what the client got, `origin_status` what the origin said (None: nothing yet, or nothing at all), with the ETag
-    in its headers. `body_sha256` is of the payload as sent, an aws-chunked framing included. `upload_id`: of the upload
-    that it belongs to, or that the origin began."""
+    that it told. `body_sha256` is of the payload as sent, an aws-chunked framing included; `is_whole`: all of it came.
+    `upload_id`: of the upload that it belongs to, or that the origin began."""
 
     number: int
     method: str
@@ -50,6 +50,7 @@ class Seen:
     origin_status: int | None = None
     origin_etag: str = ""
     body_bytes: int = 0
+    is_whole: bool = False
     fault: "Action | None" = None
     upload_id: str = ""
     digest: "hashlib._Hash" = field(default_factory=hashlib.sha256, repr=False)
