@@ -1,8 +1,8 @@
 """The judge of promise P4."""
 
-from tiergate.origin.stamp import stamp_header
 from dataclasses import replace
 
+from tiergate.origin.stamp import stamp_header
 from tiergate.testing.completeness import Write, changes_of, untrue_markers
 from tiergate.testing.directory_contract.values import make_version, object_name
 from tiergate.testing.rules import Seen
