@@ -125,7 +125,7 @@ def test_etcd_goes_back_to_a_copy(start_cluster: StartCluster) -> None:
     cluster.etcd.restore(copy)
     gate.release()
     cluster.standing.proxy.heal()
-    cluster.trainer(run="after").train(1)
+    cluster.trainer(run="after", may_forget=True).train(1)
     cluster.end()
 
 
@@ -139,5 +139,5 @@ def test_etcd_starts_empty(start_cluster: StartCluster) -> None:
     cluster.etcd.restore(None)
     gate.release()
     cluster.standing.proxy.heal()
-    cluster.trainer(run="after").train(1)
+    cluster.trainer(run="after", may_forget=True).train(1)
     cluster.end()

@@ -23,7 +23,8 @@ class SaveFailedError(Exception):
 
 class Trainer:
     """One job. `clients` are of one node each, and try again as `journal` knows; a rank whose node does not serve it
-    goes on to the next one if `may_move`. All that it does follows from `seed`."""
+    goes on to the next one if `may_move`, and so does one whose upload was forgotten if `may_forget`: the directory
+    goes back to what it was before. All that it does follows from `seed`."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class Trainer:
         shard_bytes: Sequence[int] = (3 * KIB, 300 * KIB, 2 * MIB, 6 * MIB),
         kept_count: int = 2,
         may_move: bool = True,
+        may_forget: bool = False,
     ) -> None:
         self._clients = clients
         self._bucket = bucket
@@ -47,6 +49,7 @@ class Trainer:
         self._shard_bytes = shard_bytes
         self._kept_count = kept_count
         self._may_move = may_move
+        self._may_forget = may_forget
         self._next_step = 0
         self.saved: list[int] = []
         """The steps whose marker was acknowledged, and that were not dropped since."""
@@ -143,9 +146,14 @@ class Trainer:
             try:
                 call(self._clients[(rank + attempt) % len(self._clients)])
             except (BotoCoreError, ClientError) as error:
-                if is_refusal(error):
+                if is_refusal(error) and not (self._may_forget and is_forgotten(error)):
                     raise
                 self._journal.failed(f"{what}: {error}")
             else:
                 return True
         return False
+
+
+def is_forgotten(error: BotoCoreError | ClientError) -> bool:
+    """Whether a call was refused since its upload is not known."""
+    return isinstance(error, ClientError) and error.response["Error"]["Code"] == "NoSuchUpload"
