@@ -22,8 +22,9 @@ class Head:
 
     @property
     def is_last(self) -> bool:
-        """Whether the connection ends with this message."""
-        return "close" in self.header("connection").lower()
+        """Whether the connection ends with this message: HTTP/1.0 keeps it only where it says so."""
+        said = self.header("connection").lower()
+        return "close" in said or ("HTTP/1.0" in self.start and "keep-alive" not in said)
 
 
 async def read_head(reader: asyncio.StreamReader) -> Head | None:
