@@ -317,6 +317,7 @@ class Directory(Protocol):
         self, upload_id: str, version: Version, part_list: Sequence[tuple[int, str]], intent: Intent
     ) -> Committed:
         """`put` of the completed version, the end of the upload and the memory of its answer, as one transition.
+        A spill of it becomes an orphan: no part of the version is there.
 
         Raises:
             NotFoundError: NoSuchUpload.

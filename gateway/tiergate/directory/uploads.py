@@ -57,22 +57,28 @@ def abort(rows: Rows, upload_id: str) -> list[Part] | None:
     upload = rows.upload(upload_id)
     if upload is None:
         return None
-    if upload.spill_id:
-        rows.orphan(upload.name, OriginUpload(upload.spill_id, upload.started_s))
+    _orphan_spill(rows, upload)
     parts = list(rows.parts(upload_id))
     rows.drop_upload(upload)
     return parts
 
 
+def _orphan_spill(rows: Rows, upload: Upload) -> None:
+    if upload.spill_id:
+        rows.orphan(upload.name, OriginUpload(upload.spill_id, upload.started_s))
+
+
 def finish(
     rows: Rows, upload_id: str, version: Version, part_list: Sequence[tuple[int, str]], intent: Intent
 ) -> Committed:
-    """Commit the completed version and end the upload, if the parts of the version still are the upload's."""
+    """Commit the completed version and end the upload, if the parts of the version still are the upload's. None of them
+    is in the origin, so what the upload has begun there becomes an orphan."""
     upload = known(rows, upload_id)
     stored = {part.number: _bytes_of(part) for part in rows.parts(upload_id)}
     if any(stored.get(part.number) != _bytes_of(part) for part in version.parts):
         raise PartsChangedError("a part changed since it was read", upload_id=upload_id)
     committed = transitions.put(rows, upload.name, version, intent)
+    _orphan_spill(rows, upload)
     _end(rows, upload, version, part_list, intent.now_s, through=False)
     return committed
 

@@ -26,7 +26,7 @@ class Afterwards:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._slots = asyncio.Semaphore(AT_ONCE_COUNT)
 
     async def settled(self) -> None:
@@ -37,9 +37,22 @@ class Afterwards:
     def add(self, work: Callable[[], Awaitable[bool]]) -> None:
         """Try `work` again and again, ever less often, until it says that it is done. It may fail with any
         TiergateError."""
-        task = asyncio.create_task(self._until_done(work))
+        self._begun(self._until_done(work))
+
+    async def carry(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await work that must not be left half done: where the caller is cancelled meanwhile, it goes on here."""
+        return await asyncio.shield(self._begun(work))
+
+    def _begun(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # Whoever waits for it hears of it; nobody may.
 
     async def _until_done(self, work: Callable[[], Awaitable[bool]]) -> None:
         pause_s = FIRST_PAUSE_S

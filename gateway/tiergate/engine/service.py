@@ -55,7 +55,7 @@ class Service:
         through = Through(rooms, self._outage, turn)
         self._forwarding = Forwarding(rooms, self._outage, resolver, turn)
         writes = Writes(rooms, self._buckets, resolver, intake, through, self._forwarding)
-        spill = Spill(rooms, through)
+        spill = Spill(rooms, through, afterwards)
         self._multipart = multipart = Multipart(
             rooms, self._buckets, intake, self._forwarding, writes, spill, afterwards
         )

@@ -5,24 +5,24 @@ says `origin`, since that is where the bytes are.
 """
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
 from tiergate.directory.base import Intent
+from tiergate.engine.afterwards import Afterwards
 from tiergate.engine.calls import IncomingBody
 from tiergate.engine.ground import Ground, WriteConditions
 from tiergate.engine.proved import CheckedBody
 from tiergate.engine.rooms import Rooms, log_name
 from tiergate.engine.through import Through, condition_of
 from tiergate.errors import (
-    DirectoryUnavailableError,
     IntegrityError,
     NotFoundError,
     OriginError,
     OriginRefusedError,
-    OutcomeUnknownError,
     OverloadedError,
+    TiergateError,
 )
 from tiergate.model import ObjectName, OriginUpload, Part, Role, Step, Upload, Version, new_uid
 from tiergate.observe.logs import get_logger
@@ -37,9 +37,10 @@ log = get_logger(__name__)
 class Spill:
     """Moves parts to the origin and completes uploads there."""
 
-    def __init__(self, rooms: Rooms, through: Through) -> None:
+    def __init__(self, rooms: Rooms, through: Through, afterwards: Afterwards) -> None:
         self._rooms = rooms
         self._through = through
+        self._afterwards = afterwards
 
     async def part_through(self, body: IncomingBody, upload: Upload, number: int, uid: str) -> Part:
         """Stream a part that memory has no room for straight to the origin's upload, and make room by moving this
@@ -65,23 +66,53 @@ class Spill:
         current = await self._rooms.directory.get_upload(upload.upload_id)
         if current is not None and current.spill_id:
             return current.spill_id
+        return await self._afterwards.carry(self._begin(upload))
+
+    async def _begin(self, upload: Upload) -> str:
+        """Begin an upload in the origin, unless another part is faster."""
         headers = described(upload.version, upload.name)
         tries, started_s = Tries(), self._rooms.clock.wall_s()
         created = await self._rooms.origin.create_multipart_upload(upload.name, headers, tries)
         try:
-            kept = await self._rooms.directory.note_spill(upload.upload_id, created)
-        except OutcomeUnknownError:
-            raise  # It may be this one that later parts go to.
-        except (NotFoundError, DirectoryUnavailableError):
-            await self._rooms.origin.abort_multipart_upload(upload.name, created)
+            kept = await self._note(upload, created)
+        except NotFoundError:
+            raise
+        except TiergateError:
+            # It may be this one that later parts go to; where it is not, it is aborted.
+            self._afterwards.add(partial(self._noted, upload, created))
             raise
         if tries.count > 1:
             lost_count = await abort_lost_uploads(self._rooms.directory, self._rooms.origin, upload.name, started_s)
             self._rooms.metrics.aborted_uploads.inc(lost_count)
-        if kept != created:
-            # Another part of the same upload was faster.
-            await self._rooms.origin.abort_multipart_upload(upload.name, created)
         return kept
+
+    async def _note(self, upload: Upload, created: str) -> str:
+        """Have the directory know that `created` carries the upload's spilled parts, or end it in the origin where
+        another one does; the one that does.
+
+        Raises:
+            NotFoundError: the upload ended meanwhile, and so did `created`.
+        """
+        try:
+            kept = await self._rooms.directory.note_spill(upload.upload_id, created)
+        except NotFoundError:
+            await self._drop(upload.name, created)
+            raise
+        if kept != created:
+            await self._drop(upload.name, created)
+        return kept
+
+    async def _noted(self, upload: Upload, created: str) -> bool:
+        with suppress(NotFoundError):
+            await self._note(upload, created)
+        return True
+
+    async def _drop(self, name: ObjectName, spill_id: str) -> None:
+        async def dropped() -> bool:
+            await self._rooms.origin.abort_multipart_upload(name, spill_id)
+            return True
+
+        await self._through.turn.or_later(dropped)
 
     async def _move_one(self, upload: Upload, spill_id: str) -> None:
         for part in await self._rooms.directory.list_parts(upload.upload_id):

@@ -374,3 +374,7 @@ class HoldersDirectory(EmbeddedDirectory):
     async def put_part(self, upload_id: str, part: Part) -> Part | None:
         change = super().put_part
         return await self._commit(part.at, lambda: change(upload_id, part))
+
+    async def note_spill(self, upload_id: str, spill_id: str) -> str:
+        change = super().note_spill
+        return await self._commit((), lambda: change(upload_id, spill_id))

@@ -114,6 +114,16 @@ class ClientUploads:
         assert (finished.name, finished.version_uid, finished.etag) == (SHARD, "v1", "etag-v1")
         assert (finished.parts, finished.finished_s) == (((1, "etag-p1"),), 90.0)
 
+    async def test_finish_upload_leaves_a_spill_that_it_has_no_use_for_to_be_aborted(
+        self, directory: Directory
+    ) -> None:
+        upload = make_upload("up1")
+        await directory.create_upload(upload)
+        await directory.note_spill("up1", "s1")
+        await directory.put_part("up1", make_part(1, "p1"))
+        await directory.finish_upload("up1", make_completed("v1", make_part(1, "p1")), [(1, "e")], make_intent())
+        assert await directory.orphan_uploads() == [(upload.name, OriginUpload("s1", upload.started_s))]
+
     async def test_finish_upload_guard_fails_keeps_the_upload(self, directory: Directory) -> None:
         await put(directory, SHARD, "v0")
         part = make_part(1, "p1")
