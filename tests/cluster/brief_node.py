@@ -1,5 +1,5 @@
-"""`tiergate serve` of a node whose promises to others are brief, so that a test can wait for their end: the command,
-and the entry point of its children."""
+"""`tiergate serve` of a node whose promises to others are brief, and its doubts, so that a test can wait for their end:
+the command, and the entry point of its children."""
 
 import asyncio
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 from tiergate import config
 from tiergate.child import ChildContext, ChildRole
 from tiergate.config import DECLARATIONS
+from tiergate.engine import holding
 from tiergate.node import Entries, serve
 from tiergate.observe import logs
 from tiergate.replication.base import Promise
@@ -19,6 +20,7 @@ HERE = Path(__file__)
 
 def run(context: ChildContext) -> None:
     """What a child of either role does."""
+    holding.DOUBT_S = BRIEF.commit_s
     if context.role is ChildRole.WORKER:
         from tiergate.server.worker import serve as work
     else:

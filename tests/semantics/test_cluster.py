@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tiergate.testing.cluster import RunningCluster
 from tiergate.testing.completeness import changes_of
 from tiergate.testing.etcd import EtcdServer, needs_etcd
 from tiergate.testing.faults import FaultyOrigin
-from tiergate.testing.objects import ack_of, body_of, is_missing, keys_of, refusal
+from tiergate.testing.objects import ack_of, body_of, is_missing, keys_of, refusal, uploads_of
 from tiergate.testing.rules import Cut, Gate, Hold
 
 pytestmark = needs_etcd
@@ -38,6 +39,12 @@ def cluster(standing_cluster: RunningCluster, proxy: FaultyOrigin) -> Iterator[R
     yield standing_cluster
     proxy.heal()
     standing_cluster.wait_settled()
+
+
+def begin_upload(client: Any, bucket: str, key: str) -> dict[str, Any]:
+    """An upload, as its operations name it."""
+    begun = client.create_multipart_upload(Bucket=bucket, Key=key)
+    return {"Bucket": bucket, "Key": key, "UploadId": begun["UploadId"]}
 
 
 def clients_of(cluster: RunningCluster) -> list[Any]:
@@ -255,7 +262,7 @@ def test_lost_write_is_said_to_be_lost_until_its_node_is_back(
     assert cluster.nodes[0].metric("tiergate_writeback_found_writes_total") == 1
 
 
-@pytest.mark.semantics("P12.5")
+@pytest.mark.semantics("P12.5", "P12.6")
 def test_without_its_directory_a_node_asks_for_patience(proxy: FaultyOrigin, bucket: str, direct: Any) -> None:
     immutable = f"{{uri = 's3://{bucket}/once/', immutable = true}}"
     with EtcdServer() as own, ExitStack() as stack:
@@ -265,14 +272,35 @@ def test_without_its_directory_a_node_asks_for_patience(proxy: FaultyOrigin, buc
         for key in ("k", "once/k"):
             a.put_object(Bucket=bucket, Key=key, Body=b"data")
         cluster.wait_settled()
+        etag = a.head_object(Bucket=bucket, Key="once/k")["ETag"]
+        uploads = [begin_upload(a, bucket, key) for key in ("whole", "aborted")]
+        parts = [
+            {"PartNumber": 1, "ETag": a.upload_part(**each, PartNumber=1, Body=b"part")["ETag"]} for each in uploads
+        ]
+        completion = {"MultipartUpload": {"Parts": parts[:1]}}
         (member,) = own.members
         member.kill()
-        assert refusal(lambda: a.get_object(Bucket=bucket, Key="k")) == (503, "SlowDown")
-        assert refusal(lambda: a.put_object(Bucket=bucket, Key="k", Body=b"other")) == (503, "SlowDown")
-        assert refusal(lambda: a.list_objects_v2(Bucket=bucket)) == (503, "SlowDown")
+        calls = [
+            partial(a.get_object, Bucket=bucket, Key="k"),
+            partial(a.put_object, Bucket=bucket, Key="k", Body=b"other"),
+            partial(a.list_objects_v2, Bucket=bucket),
+            partial(a.list_objects_v2, Bucket=bucket, Prefix="once/"),
+            partial(a.create_multipart_upload, Bucket=bucket, Key="new"),
+            partial(a.upload_part, **uploads[0], PartNumber=2, Body=b"part"),
+            partial(a.complete_multipart_upload, **uploads[0], **completion),
+            partial(a.abort_multipart_upload, **uploads[1]),
+        ]
+        with ThreadPoolExecutor(len(calls)) as pool:
+            assert list(pool.map(refusal, calls)) == [(503, "SlowDown")] * len(calls)
         for client in (a, b):
             assert body_of(client, bucket, "once/k") == b"data"
+            assert client.head_object(Bucket=bucket, Key="once/k")["ETag"] == etag
         own.start(member)
         cluster.wait_members()
         cluster.nodes[0].wait_until("it answers", lambda: not is_missing(a, bucket, "k"))
         assert body_of(b, bucket, "k") == body_of(direct, bucket, "k") == b"data"
+        assert ack_of(b.complete_multipart_upload(**uploads[0], **completion)) == "memory:2"
+        b.abort_multipart_upload(**uploads[1])
+        cluster.wait_settled()
+        assert body_of(direct, bucket, "whole") == b"part"
+        assert uploads_of(a, bucket) == uploads_of(direct, bucket) == []
