@@ -378,3 +378,7 @@ class HoldersDirectory(EmbeddedDirectory):
     async def note_spill(self, upload_id: str, spill_id: str) -> str:
         change = super().note_spill
         return await self._commit((), lambda: change(upload_id, spill_id))
+
+    async def abort_upload(self, upload_id: str) -> list[Part] | None:
+        change = super().abort_upload
+        return await self._commit((), lambda: change(upload_id))

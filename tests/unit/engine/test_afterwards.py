@@ -42,6 +42,38 @@ async def test_result_and_error_of_the_work_are_the_callers() -> None:
         await to_its_end(fails())
 
 
+async def test_work_that_is_carried_goes_on_without_its_caller() -> None:
+    left, go_on, steps = Afterwards(SystemClock()), asyncio.Event(), list[str]()
+
+    async def work() -> None:
+        await go_on.wait()
+        steps.append("done")
+        raise DirectoryUnavailableError("nobody hears of it")
+
+    caller = asyncio.create_task(left.carry(work()))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    go_on.set()
+    await left.settled()
+    assert steps == ["done"]
+
+
+async def test_result_and_error_of_what_is_carried_are_the_callers() -> None:
+    left = Afterwards(SystemClock())
+
+    async def result() -> int:
+        return 3
+
+    async def fails() -> None:
+        raise DirectoryUnavailableError("away")
+
+    assert await left.carry(result()) == 3
+    with pytest.raises(DirectoryUnavailableError):
+        await left.carry(fails())
+
+
 async def test_work_is_tried_until_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(afterwards, "FIRST_PAUSE_S", 0.001)
     left, tries = Afterwards(SystemClock()), 0

@@ -10,7 +10,13 @@ from tests.unit.engine.cluster import Cluster, content, etag_of, name_of
 
 from tiergate.directory.base import Committed, Intent
 from tiergate.engine import holding
-from tiergate.errors import OriginExhaustedError, OutcomeUnknownError, PreconditionError, TooFewCopiesError
+from tiergate.errors import (
+    NotFoundError,
+    OriginExhaustedError,
+    OutcomeUnknownError,
+    PreconditionError,
+    TooFewCopiesError,
+)
 from tiergate.model import Body, Holder, ObjectName, Version
 from tiergate.replication.base import Copies, Copying
 from tiergate.testing.directory_contract.values import make_intent
@@ -320,6 +326,42 @@ async def test_unknown_outcome_of_a_part_that_is_completed_meanwhile(
     for node in {"a"} | await cluster.holders("k"):
         assert cluster[node].holds(upload_id, dirty=True)
     assert cluster["a"].claims() == []
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("happened", [True, False])
+async def test_unknown_outcome_of_a_completion_is_told_by_the_next_try(cluster: Cluster, happened: bool) -> None:
+    upload_id = await cluster["a"].create("k")
+    etag = etag_of(await cluster["a"].part("k", upload_id, 1, DATA))
+    cluster.directory.lose_answer, cluster.directory.lose_request = happened, not happened
+    with pytest.raises(OutcomeUnknownError):
+        await cluster["a"].complete("k", upload_id, {1: etag})
+    await settled(cluster)
+    answer = await cluster["b"].complete("k", upload_id, {1: etag})
+    assert answer.headers[ACK] == "memory:2"
+    for node in "abc":
+        assert (await cluster[node].get("k"))[1] == DATA
+        assert cluster[node].claims() == []
+    assert await cluster.uid("k") == upload_id
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("happened", [True, False])
+async def test_unknown_outcome_of_an_abort_is_told_by_the_next_try(cluster: Cluster, happened: bool) -> None:
+    upload_id = await cluster["a"].create("k")
+    await cluster["a"].part("k", upload_id, 1, DATA)
+    cluster.directory.lose_answer, cluster.directory.lose_request = happened, not happened
+    with pytest.raises(OutcomeUnknownError):
+        await cluster["a"].abort("k", upload_id)
+    if happened:
+        with pytest.raises(NotFoundError):
+            await cluster["a"].abort("k", upload_id)
+    else:
+        assert (await cluster["a"].abort("k", upload_id)).status == 204
+    # What the answer did not say is found by the next sweep: nobody knows of it any more.
+    mark = cluster["a"].memory.mark()
+    cluster["a"].memory.reconcile(await cluster.directory.live_holders(), mark, keep_clean=True)
+    assert cluster["a"].is_empty()
 
 
 # -- cancelled at each of its suspensions
