@@ -1,4 +1,4 @@
-"""What a checkpoint is: the objects of one set, which of them says that it is whole, and where each of them is. Pure."""
+"""What a checkpoint is: the objects of one set, which of them says that it is whole, and where each is. Pure."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,9 +28,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class SetName:
-    """A set: the prefix that all its objects are under (with its slash) and the layout it is written in. `marker` is the
-    key whose presence says that it is whole; empty while it has none, or where its layout knows none. `step` is None
-    where no name tells it."""
+    """A set: the prefix that all its objects are under (with its slash) and the layout it is written in. `marker` is
+    the key whose presence says that it is whole; empty while it has none, or where its layout knows none. `step` is
+    None where no name tells it."""
 
     bucket: str
     prefix: str
@@ -52,8 +52,9 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """An object as the directory knows it. `copies_count`: living nodes that hold all of its current bytes. `in_s3`: the
-    origin holds just this version. `is_parked`: by policy it stays in memory. `sent_bytes` of it are on their way."""
+    """An object as the directory knows it. `copies_count`: living nodes that hold all of its current bytes. `in_s3`:
+    the origin holds just this version. `is_parked`: by policy it stays in memory. `sent_bytes` of it are on their
+    way."""
 
     key: str
     size_bytes: int
