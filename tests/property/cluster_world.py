@@ -10,12 +10,16 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from tiergate.checkpoints.markers import Markers, scope_of
 from tiergate.directory.base import Intent
 from tiergate.directory.transitions import leftovers_of
+from tiergate.config import Machine, load
+from tiergate.engine.afterwards import Afterwards
 from tiergate.engine.current import foreign_version
+from tiergate.engine.rooms import Rooms
+from tiergate.engine.turn import Turn
 from tiergate.errors import (
     DirectoryUnavailableError,
     HolderLostError,
@@ -44,6 +48,7 @@ from tiergate.model import (
     Version,
 )
 from tiergate.observe.metrics import Metrics
+from tiergate.origin.forward import Forwarder
 from tiergate.policy.bandwidth import TokenBucket
 from tiergate.policy.rendezvous import ranked
 from tiergate.replication.base import Copies, Copying, Notice
@@ -70,13 +75,13 @@ QUIET_S = 3.0
 LEASE_S = 5.0
 MARGIN_S = 1.0
 RENEW_S = 1.25
-REQUEST_S = 3.0
+REQUEST_S = 5.0
 """No request to the origin is under way for longer."""
 
 DIRECTORY_S = 1.5
 """No message to the directory is under way for longer."""
 
-SETTLE_S = 4.5
+SETTLE_S = 5.5
 """More than what may still come of a node after others see it gone."""
 
 GRACE_S = 20.0
@@ -89,6 +94,14 @@ FOUND_LIMIT_S = 90.0
 """After everybody came back, what is found again is found by then."""
 
 END_LIMIT_S = 900.0
+
+SETTINGS = load(
+    config_file=None,
+    environ={},
+    flags={"origin": "http://127.0.0.1:9", "marker_quiet_s": f"{QUIET_S}s", "through_wait_s": "30s"},
+    machine=Machine(ram_bytes=1 << 30, cores_count=1, user_id=1),
+).settings
+"""Of the requests of clients."""
 
 T = TypeVar("T")
 
@@ -122,7 +135,11 @@ class World:
         self.count = 0
         self.broken: list[str] = []
         self.is_origin_away = False
-        self.slowness = self.rng.choice((0.1, 0.4))
+        self.slowness = self.rng.choice((0.1, 0.4, 0.7))
+        self.is_calm = False
+        """Nothing is lost, slow or standing still but what the test says."""
+        self.takes_s: Callable[[str, str, ObjectName], float | None] = lambda node, operation, name: None
+        """How long a request of a node to the origin is under way; None: as it comes."""
         self.is_over = False
         self.graves: list[asyncio.Task[None]] = []
         self.folder = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
@@ -295,6 +312,7 @@ class SimNode:
         self.thawed.set()
         self.live = Live(0, {})
         self.process: Process | None = None
+        self.armed: tuple[int, Callable[[], None]] | None = None
 
     def _new_memory(self) -> Memory:
         limits = MemoryLimits((1 << 20) + (2 << 20), 1 << 20, 64 << 10)
@@ -347,10 +365,26 @@ class SimNode:
             self.process = Process(self)
             self.process.start()
 
-    async def kill(self, *, wipe: bool) -> None:
+    def arm(self, answers_count: int, befall: Callable[[], None]) -> None:
+        """Something befalls it right after so many answers from now on."""
+        self.armed = (answers_count, befall)
+
+    def heard(self) -> None:
+        """A process of this node got an answer."""
+        if self.armed is None:
+            return
+        count, befall = self.armed
+        self.armed = (count - 1, befall) if count > 1 else None
+        if count == 1:
+            befall()
+
+    def die(self) -> None:
         if self.process is not None:
             self.process.kill()
             self.process = None
+
+    async def kill(self, *, wipe: bool) -> None:
+        self.die()
         if wipe:
             await asyncio.gather(*self.world.graves)
             self.ground.close()
@@ -369,7 +403,7 @@ class SimNode:
         asyncio.get_running_loop().call_later(seconds, self.thawed.set)
 
     def heal(self) -> None:
-        self.is_cut = False
+        self.is_cut, self.armed = False, None
         self.thawed.set()
         self.start()
 
@@ -425,8 +459,8 @@ class Process:
             standing,
             self.replication,
         )
-        slots = asyncio.Semaphore(2)
-        gate = Gate(self.directory, clock, lambda name: FenceMode.AUTO, QUIET_S, standing, slots)
+        slots = self.slots = asyncio.Semaphore(2)
+        gate = self.gate = Gate(self.directory, clock, lambda name: FenceMode.AUTO, QUIET_S, standing, slots)
         bounds = UploaderSettings(begun_count=4, backoff_base_s=0.1, backoff_cap_s=2.0)
         self.uploader = Uploader(self.directory, sender, gate, clock, world.metrics, bounds, slots)
         self.uploader._random = random.Random(world.rng.random())
@@ -454,6 +488,20 @@ class Process:
             5.0,
         )
         self.sweep = Sweep(self.directory, self.memory, clock, PROMISE_S)
+        rooms = Rooms(
+            SETTINGS,
+            clock,
+            self.directory,
+            self.memory,
+            origin.client,
+            cast(Forwarder, None),
+            world.markers,
+            withdrawals,
+            world.metrics,
+            self.replication,
+            self.uploader.wake,
+        )
+        self.turn_of_requests = Turn(rooms, Afterwards(clock))
 
     def start(self) -> None:
         self.run(self._serve())
@@ -479,13 +527,15 @@ class Process:
             self.world.broken.append(f"{self.node.name}: {task.exception()!r}")
 
     def kill(self) -> None:
-        """At whatever await it is. What was sent arrives now or never."""
+        """At whatever await it is. What was sent arrives now, or in its time, or never."""
         self.is_dead = True
         for handle, happen in list(self.sent.items()):
-            handle.cancel()
-            if self.world.rng.random() < 0.5:
+            fate = self.world.rng.random()
+            if fate < 0.6:
+                handle.cancel()
+                del self.sent[handle]
+            if fate < 0.3:
                 happen()
-        self.sent.clear()
         for task in self.tasks:
             task.cancel()
         self.world.graves.append(asyncio.create_task(self._end(list(self.tasks))))
@@ -508,7 +558,7 @@ class Process:
         await self.turn()
         loop, rng = asyncio.get_running_loop(), self.world.rng
         answer: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
-        fate = rng.random()
+        fate = 0.99 if self.world.is_calm else rng.random()
 
         def deliver(outcome: tuple[T | None, BaseException | None]) -> None:
             if not answer.done():
@@ -533,6 +583,7 @@ class Process:
             await self.turn()
             raise lost()
         result, error = await answer
+        self.node.heard()
         await self.turn()
         if error is not None:
             raise error
@@ -548,9 +599,9 @@ class Process:
             return OutcomeUnknownError("no answer") if changes else DirectoryUnavailableError("no answer")
 
         rng = self.world.rng
-        delay_s = rng.uniform(0.001, DIRECTORY_S if rng.random() < self.world.slowness / 4 else 0.02)
+        delay_s = rng.uniform(0.001, DIRECTORY_S if not self.world.is_calm and rng.random() < self.world.slowness / 4 else 0.02)
         answer = await self.carry(call, delay_s, lost, 0.004, 2.0)
-        if self.world.rng.random() < FREEZE_SHARE and not self.world.is_over:
+        if self.world.rng.random() < FREEZE_SHARE and not (self.world.is_over or self.world.is_calm):
             # The worst moment: what was decided on this answer is done much later.
             self.node.freeze(self.world.rng.uniform(0.1, 30.0))
             await self.turn()
@@ -649,9 +700,12 @@ class FarOrigin(ModelOrigin):
                 process.world.happened(operation, name, before)
             return result
 
-        slow = rng.random() < process.world.slowness
+        slow = rng.random() < process.world.slowness and not process.world.is_calm
         delay_s = rng.uniform(0.005, REQUEST_S if slow else 0.1)
         loss = 1.0 if process.world.is_origin_away else 0.01
+        asked_s = process.world.takes_s(process.node.name, operation, name)
+        if asked_s is not None:
+            delay_s, loss = asked_s, 0.0
         return await process.carry(
             arrive, delay_s, lambda: OriginTemporaryError("the answer was lost"), loss, REQUEST_S
         )

@@ -6,9 +6,10 @@ A history is made from its seed alone. `TIERGATE_SIMULATIONS=first:count` looks 
 
 import asyncio
 import os
+import random
 
 import pytest
-from tests.property.cluster_world import World
+from tests.property.cluster_world import SimNode, World
 
 from tiergate.testing.virtualtime import run_virtually
 
@@ -41,7 +42,10 @@ OFTEN = (
     + ["delete"] * 3
     + ["wait"] * 8
     + ["freeze", "thaw", "cut", "mend", "kill", "kill", "start", "start", "outage", "outage over"]
+    + ["duel"] * 6
 )
+
+FATES = ("none", "none", "none", "freeze", "freeze", "freeze", "die", "lose")
 
 GROUP_COUNT = 50
 CI_COUNT = 300
@@ -67,6 +71,8 @@ async def history(seed: int) -> None:
                 await asyncio.sleep(rng.choice((0.0, 0.01, 0.1, 0.5)))
             elif action == "wait":
                 await asyncio.sleep(rng.choice(pauses_s))
+            elif action == "duel":
+                await duel(world, rng.choice(keys) if rng.random() < 0.7 else f"run/1/new-{world.count}")
             elif action == "freeze":
                 node.thawed.clear()
             elif action == "thaw":
@@ -85,6 +91,36 @@ async def history(seed: int) -> None:
         members.cancel()
     finally:
         await world.close()
+
+
+async def duel(world: World, key: str) -> None:
+    """A node writes; at one of its next steps something befalls it; then others write the same key."""
+    rng = world.rng
+    up = [node for node in world.nodes.values() if node.is_up]
+    if len(up) < 2:
+        return
+    one, other = rng.sample(up, 2)
+    fate = rng.choice(FATES)
+    at = rng.randint(1, 20)
+    if fate == "freeze":
+        one.arm(at, lambda: one.freeze(rng.uniform(6.0, 40.0)))
+    elif fate in ("die", "lose"):
+        one.arm(at, one.die)
+    write_somehow(one, key, rng)
+    await asyncio.sleep(rng.choice((0.05, 0.3, 1.0) if fate == "none" else (0.3, 1.0, 5.0, 8.0, 12.0)))
+    if fate == "lose":
+        await one.kill(wipe=True)
+    if fate != "none" and rng.random() < 0.5:
+        one.start()
+    for _ in range(rng.randint(1, 3)):
+        write_somehow(other, key, rng)
+        await asyncio.sleep(rng.choice((0.3, 1.0, 4.0)))
+
+
+def write_somehow(node: SimNode, key: str, rng: random.Random) -> None:
+    """A client writes or deletes there."""
+    if node.is_up and node.process is not None:
+        node.process.run(rng.choice((node.process.put, node.process.delete))(key, rng.randint(0, 3)))
 
 
 def seeds() -> list[range]:

@@ -11,7 +11,7 @@ from tiergate.directory.base import Intent
 from tiergate.engine.afterwards import Afterwards
 from tiergate.engine.rooms import Rooms, log_name
 from tiergate.errors import FencedError, OverloadedError, TiergateError
-from tiergate.model import NO_BASE, UNKNOWN_BASE, Kind, ObjectName, Pending, Role, Step, new_uid
+from tiergate.model import NO_BASE, UNKNOWN_BASE, Actor, Kind, ObjectName, Pending, Role, Step, new_uid
 from tiergate.observe.logs import get_logger
 from tiergate.writeback.fence import PendingView, blockers
 from tiergate.writeback.recovery import doubt
@@ -79,7 +79,7 @@ class Turn:
         step = Step(name, uid, self._rooms.step_holder, Role.SMALL, through=True, replaces=True)
         try:
             await self.wait(name, partial(self._rooms.directory.begin_step, step))
-            await self._rooms.withdrawals.clear_way(name, deleting=True)
+            await self._rooms.withdrawals.clear_way(name, Actor.parse(step.holder).holder, deleting=True)
         finally:
             await self.end(step)
 
@@ -125,7 +125,7 @@ class Turn:
             if base == NO_BASE:
                 await self._rooms.directory.begin_step(replace(step, replaces=False))
             else:
-                await self._rooms.withdrawals.clear_way(name)
+                await self._rooms.withdrawals.clear_way(name, Actor.parse(step.holder).holder)
             yield base
         finally:
             await self.end(step)

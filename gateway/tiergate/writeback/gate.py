@@ -134,7 +134,7 @@ class Gate:
             subject = (await self._directory.get(write.name)).pending
             if subject is None or subject.uid != write.uid or not self._is_mine(subject):
                 raise FencedError("superseded", key=write.name.key)
-            self._standing.check()
+            self._standing.check(subject.owner)
             if self._seems_free(subject) and await self._take_turn(subject):
                 return
             await self._wait_without_slot(subject)

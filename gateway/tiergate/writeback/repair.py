@@ -96,10 +96,10 @@ class Repair:
         Raises:
             OverloadedError: the directory does not answer, or this node is no member now.
         """
-        self._standing.check()
         me = self._standing.me()
         if me is None:
             return
+        self._standing.check(me)
         found = short(await self._kept(me), me, self._live())
         now_s = self._clock.monotonic_s()
         self._since_s = since(found, self._since_s, now_s)

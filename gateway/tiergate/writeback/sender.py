@@ -11,7 +11,13 @@ from typing import Any, TypeVar
 
 from tiergate.clock import Clock
 from tiergate.directory.base import Directory
-from tiergate.errors import FencedError, IntegrityError, OriginRefusedError, OriginTemporaryError
+from tiergate.errors import (
+    FencedError,
+    IntegrityError,
+    MembershipOverError,
+    OriginRefusedError,
+    OriginTemporaryError,
+)
 from tiergate.memory.memory import Memory, Pin
 from tiergate.model import NO_BASE, UNKNOWN_BASE, ObjectName, OriginUpload, Part, Pending, Role, Version
 from tiergate.observe.logs import get_logger
@@ -97,8 +103,8 @@ class Sender:
         await self._abort_leftovers(write)
         async with visible(write):
             if write.base != NO_BASE:
-                await self._withdrawals.clear_way(write.name, deleting=True)
-            self._standing.check()
+                await self._withdrawals.clear_way(write.name, write.owner, deleting=True)
+            self._standing.check(write.owner)
             await self._origin.delete_object(write.name)
             await self._directory.persisted(write.name, write.uid, "", self._clock.wall_s())
         self._persisted(write)
@@ -221,8 +227,8 @@ class Sender:
 
     async def _clear_way(self, write: Pending) -> None:
         if write.base != NO_BASE:
-            await self._withdrawals.clear_way(write.name)
-        self._standing.check()
+            await self._withdrawals.clear_way(write.name, write.owner)
+        self._standing.check(write.owner)
 
     # -- multipart
     async def _multipart(
@@ -292,8 +298,9 @@ class Sender:
         upload = OriginUpload(upload_id, started_s)
         try:
             await self._directory.note_upload(write.name, write.uid, upload)
-        except FencedError:
-            # Superseded meanwhile: nobody but us knows its name, and its time is only the origin's word.
+        except (FencedError, MembershipOverError):
+            # Superseded meanwhile, or about to be: nobody but us knows its name, its time is only the origin's word, and
+            # who superseded it may have looked for it before it was there.
             await self._origin.abort_multipart_upload(write.name, upload_id)
             raise
         if tries.count > 1:

@@ -26,13 +26,14 @@ class Standing:
     stands: Callable[[], bool] = _always
     is_shared: bool = False
 
-    def check(self) -> None:
-        """To be called right before each change of the origin that can be seen.
+    def check(self, since: Holder | None) -> None:
+        """To be called right before each change of the origin that can be seen. `since`: the membership under which that
+        change was decided (None: of a node alone). A new one makes up for nothing: others did what was left of the old.
 
         Raises:
-            MembershipOverError: this node must change nothing any more; others may be at it.
+            MembershipOverError: this node must not make that change any more; others may be at it.
         """
-        if not self.stands():
+        if not self.stands() or self.me() != since:
             raise MembershipOverError("this node's lease was not renewed in time: it changes nothing in the origin")
 
     @property

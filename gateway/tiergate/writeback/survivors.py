@@ -93,8 +93,8 @@ class Survivors:
             MembershipOverError: this node is no member now.
             OverloadedError: the directory does not answer.
         """
-        self._standing.check()
         me, live = self._standing.me(), self._live()
+        self._standing.check(me)
         if me is None or not live.still([me]):
             return True
         if self._adopted != me:

@@ -12,7 +12,7 @@ from tiergate.clock import Clock
 from tiergate.directory.base import Directory
 from tiergate.errors import ConflictError, IntegrityError, OriginRefusedError, OriginTemporaryError
 from tiergate.memory.memory import Memory
-from tiergate.model import BLOCK_BYTES, NO_BASE, ObjectName, Pending, Record, Role, State, Version
+from tiergate.model import BLOCK_BYTES, NO_BASE, Holder, ObjectName, Pending, Record, Role, State, Version
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
 from tiergate.origin.client import OriginClient, OriginObject
@@ -57,14 +57,15 @@ class Withdrawals:
         self._copier = copier
         self._looked: dict[tuple[str, str], float] = {}
 
-    async def clear_way(self, name: ObjectName, *, deleting: bool = False) -> None:
+    async def clear_way(self, name: ObjectName, by: Holder | None, *, deleting: bool = False) -> None:
         """Called before `name`, which the origin holds, is replaced or deleted there: no marker that this would make
         untrue is in the origin when this returns. Those are the markers of all scopes that hold it; of a deletion
         only the innermost that has any: an old set going does not touch what points at the newest. A marker is no
-        member of the set it speaks for, a pointer of none.
+        member of the set it speaks for, a pointer of none. `by`: the membership under which that was announced.
 
         Raises:
             OriginError: as the origin client; nothing may be made visible then.
+            MembershipOverError: that membership is over.
         """
         role = self._markers.role_of(name, 0)
         if role is Role.POINTER:
@@ -75,9 +76,9 @@ class Withdrawals:
         for group in [scopes] if deleting else [[scope] for scope in reversed(scopes)]:
             for seen in await self._directory.standing_markers(name.bucket, group):
                 if seen.record is not None and seen.record.name != name:
-                    await self._withdraw(seen.record.name)
+                    await self._withdraw(seen.record.name, by)
 
-    async def _withdraw(self, marker: ObjectName) -> None:
+    async def _withdraw(self, marker: ObjectName, by: Holder | None) -> None:
         for _ in range(WITHDRAW_ATTEMPTS_COUNT):
             seen = await self._directory.get(marker)
             record, pending = seen.record, seen.pending
@@ -90,7 +91,7 @@ class Withdrawals:
             if pending.base == NO_BASE and not pending.begun:
                 return
             # One that has begun may have landed, though nobody heard of it.
-            self._standing.check()
+            self._standing.check(by)
             await self._origin.delete_object(marker)
             await self._directory.withdrawn(marker, pending.uid)
             self._metrics.withdrawals.inc()
