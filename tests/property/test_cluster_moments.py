@@ -60,54 +60,68 @@ def lose(world: World, node: SimNode) -> None:
     world.tell()
 
 
-def come_back(world: World, node: SimNode) -> None:
-    """As a member anew, before anything that stood still there goes on."""
-    node.thawed.set()
-    node.renew(world.clock.monotonic_s())
+def in_flight(world: World, node: SimNode, operation: str, seconds: float) -> list[ObjectName]:
+    """From now on such requests of a node to the origin are under way for so long; which it sent."""
+    sent: list[ObjectName] = []
+
+    def takes_s(name_of_node: str, asked: str, name: ObjectName) -> float | None:
+        if (name_of_node, asked) != (node.name, operation):
+            return None
+        sent.append(name)
+        return seconds
+
+    world.takes_s = takes_s
+    return sent
 
 
 @pytest.mark.parametrize("is_member", [False, True], ids=["no member", "member anew"])
-def test_step_that_was_decided_under_a_membership_that_is_over_is_not_done(is_member: bool) -> None:
+@pytest.mark.parametrize("answers_count", range(1, 13))
+def test_step_that_was_decided_under_a_membership_that_is_over_is_not_done(answers_count: int, is_member: bool) -> None:
     async def history(world: World, one: SimNode, other: SimNode) -> None:
         await put(world, one)
         assert one.process is not None
         await one.process.delete(KEY, 0)
-        await until(lambda: any(step.name == NAME for step in world.state.tables.steps.values()))
-        one.thawed.clear()  # Before it hears that the step is granted.
+        one.arm(answers_count, one.thawed.clear)
         await until(lambda: NAME not in world.state.tables.pending)
         await put(world, other)
         assert NAME in world.objects
-        if is_member:
-            come_back(world, one)
-            assert one.stands()
+        one.armed = None
+        one.thawed.set()
+        if is_member:  # Before anything that stood still there goes on.
+            one.renew(world.clock.monotonic_s())
         else:
             one.is_cut = True
-            one.thawed.set()
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(REQUEST_S)
         assert NAME in world.objects, "a deletion of before took what was acknowledged since"
 
     play(history)
 
 
-@pytest.mark.parametrize("is_superseded", [False, True], ids=["taken over", "superseded"])
-def test_what_a_dead_node_sent_is_waited_for(is_superseded: bool) -> None:
+def test_put_that_a_dead_node_sent_is_waited_for_before_it_is_taken_over() -> None:
+    async def history(world: World, one: SimNode, other: SimNode) -> None:
+        sent = in_flight(world, one, "put", REQUEST_S)
+        assert one.process is not None
+        assert other.process is not None
+        await one.process.put(KEY, 0)
+        await until(lambda: bool(sent))
+        lose(world, one)
+        await until(lambda: NAME not in world.state.tables.pending)
+        await other.process.delete(KEY, 0)
+        await until(lambda: NAME not in world.state.tables.pending)
+        await asyncio.sleep(REQUEST_S)
+        assert NAME not in world.objects, "a request of the dead came after the deletion"
+
+    play(history)
+
+
+def test_deletion_that_a_dead_node_sent_is_waited_for_before_it_is_superseded() -> None:
     async def history(world: World, one: SimNode, other: SimNode) -> None:
         await put(world, one)
-        sent: list[str] = []
-
-        def takes_s(node: str, operation: str, name: ObjectName) -> float | None:
-            if node != one.name or operation != "delete":
-                return None
-            sent.append(operation)
-            return REQUEST_S
-
-        world.takes_s = takes_s
+        sent = in_flight(world, one, "delete", REQUEST_S)
         assert one.process is not None
         await one.process.delete(KEY, 0)
         await until(lambda: bool(sent))
         lose(world, one)
-        if not is_superseded:
-            await until(lambda: NAME not in world.state.tables.pending)
         await put(world, other)
         await asyncio.sleep(REQUEST_S)
         assert NAME in world.objects, "a request of the dead took what was acknowledged since"
@@ -117,15 +131,7 @@ def test_what_a_dead_node_sent_is_waited_for(is_superseded: bool) -> None:
 
 def test_what_a_living_node_sent_of_a_superseded_write_is_waited_for() -> None:
     async def history(world: World, one: SimNode, other: SimNode) -> None:
-        sent: list[str] = []
-
-        def takes_s(node: str, operation: str, name: ObjectName) -> float | None:
-            if node != one.name or operation != "put":
-                return None
-            sent.append(operation)
-            return REQUEST_S - 1.0
-
-        world.takes_s = takes_s
+        sent = in_flight(world, one, "put", REQUEST_S - 1.0)
         assert one.process is not None
         assert other.process is not None
         await one.process.put(KEY, 0)
@@ -143,15 +149,7 @@ def test_what_a_living_node_sent_of_a_superseded_write_is_waited_for() -> None:
 def test_request_replaces_no_member_while_another_node_puts_the_marker() -> None:
     async def history(world: World, one: SimNode, other: SimNode) -> None:
         await put(world, one)
-        sent: list[str] = []
-
-        def takes_s(node: str, operation: str, name: ObjectName) -> float | None:
-            if name != MARKER or operation != "put":
-                return None
-            sent.append(operation)
-            return REQUEST_S - 1.0
-
-        world.takes_s = takes_s
+        sent = in_flight(world, one, "put", REQUEST_S - 1.0)
         assert one.process is not None
         assert other.process is not None
         await one.process.put(MARKER.key, 0)
