@@ -8,14 +8,15 @@ import random
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from tiergate.checkpoints.markers import Markers, scope_of
+from tiergate.config import Machine, load
 from tiergate.directory.base import Intent
 from tiergate.directory.transitions import leftovers_of
-from tiergate.config import Machine, load
 from tiergate.engine.afterwards import Afterwards
 from tiergate.engine.current import foreign_version
 from tiergate.engine.rooms import Rooms
@@ -56,6 +57,7 @@ from tiergate.testing.memorydirectory import MemoryDirectory, State
 from tiergate.testing.modelorigin import Held, ModelOrigin
 from tiergate.testing.virtualtime import VirtualClock
 from tiergate.writeback.copier import Copier
+from tiergate.writeback.drain import Drain, Peers, Report
 from tiergate.writeback.fence import FenceMode, PendingView, blockers
 from tiergate.writeback.gate import Gate
 from tiergate.writeback.recovery import Sweep, recover_member
@@ -86,6 +88,7 @@ SETTLE_S = 5.5
 
 GRACE_S = 20.0
 PROMISE_S = 20.0
+DRAIN_S = 4.0
 COPIES_COUNT = 2
 FREEZE_SHARE = 0.005
 """Of the directory's answers, those after which the node that asked stands still for a while."""
@@ -269,6 +272,8 @@ class World:
             node.heal()
         for second in range(int(END_LIMIT_S)):
             await asyncio.sleep(1.0)
+            for node in self.nodes.values():
+                node.start()  # One that was told to stop before may have come to its end now.
             if self.broken:
                 return
             if self.is_settled() and self.state.tables.pending:
@@ -383,6 +388,14 @@ class SimNode:
             self.process.kill()
             self.process = None
 
+    def leave(self) -> None:
+        """In good order: it ends its membership and its process, and keeps its memory."""
+        if self.holder is not None and self.world.state.live.still([self.holder]):
+            del self.world.state.nodes[self.name]
+            self.world.tell()
+        self.holder = None
+        self.die()
+
     async def kill(self, *, wipe: bool) -> None:
         self.die()
         if wipe:
@@ -430,12 +443,14 @@ class Process:
         self.is_dead = False
         self.sent: dict[asyncio.TimerHandle, Callable[[], None]] = {}
         self.tasks: set[asyncio.Task[None]] = set()
+        self.uploading: asyncio.Task[None] | None = None
+        self.is_draining = False
         clock = SimClock(self)
         self.directory = MemoryDirectory(world.state, node.me, self.carry_to_directory)
         origin = FarOrigin(self)
-        standing = Standing(self.memory.token, node.me, node.stands, is_shared=True)
+        standing = self.standing = Standing(self.memory.token, node.me, node.stands, is_shared=True)
         self.replication = SimReplication(self)
-        copier = Copier(self.directory, self.replication, clock, lambda name: COPIES_COUNT)
+        copier = self.copier = Copier(self.directory, self.replication, clock, lambda name: COPIES_COUNT)
         withdrawals = Withdrawals(
             self.directory,
             self.memory,
@@ -513,13 +528,34 @@ class Process:
                 break
             except TiergateError:
                 await asyncio.sleep(1.0)
-        for part in (self.uploader.run(), self.survivors.run(), self.repair.run(), self.sweep.run()):
+        self.uploading = self.run(self.uploader.run())
+        for part in (self.survivors.run(), self.repair.run(), self.sweep.run()):
             self.run(part)
 
-    def run(self, work: Coroutine[Any, Any, None]) -> None:
+    def drain(self) -> None:
+        """SIGTERM."""
+        if self.uploading is not None and not self.is_draining:
+            self.is_draining = True
+            self.run(self._drain(self.uploading))
+
+    async def _drain(self, uploading: asyncio.Task[None]) -> None:
+        peers = Peers(self.directory, self.copier, lambda: self.node.live)
+        drain = Drain(self.directory, self.uploader, SimClock(self), self.standing, peers)
+        report = Report()
+        with suppress(TiergateError, TimeoutError):
+            async with asyncio.timeout(2 * DRAIN_S):
+                await drain.to_origin(DRAIN_S, report)
+                uploading.cancel()
+                await asyncio.wait((uploading,))
+                await drain.to_peers(report)
+        await self.turn()
+        self.node.leave()
+
+    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
@@ -599,7 +635,9 @@ class Process:
             return OutcomeUnknownError("no answer") if changes else DirectoryUnavailableError("no answer")
 
         rng = self.world.rng
-        delay_s = rng.uniform(0.001, DIRECTORY_S if not self.world.is_calm and rng.random() < self.world.slowness / 4 else 0.02)
+        delay_s = rng.uniform(
+            0.001, DIRECTORY_S if not self.world.is_calm and rng.random() < self.world.slowness / 4 else 0.02
+        )
         answer = await self.carry(call, delay_s, lost, 0.004, 2.0)
         if self.world.rng.random() < FREEZE_SHARE and not (self.world.is_over or self.world.is_calm):
             # The worst moment: what was decided on this answer is done much later.

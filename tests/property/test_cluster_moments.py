@@ -114,17 +114,20 @@ def test_put_that_a_dead_node_sent_is_waited_for_before_it_is_taken_over() -> No
     play(history)
 
 
-def test_deletion_that_a_dead_node_sent_is_waited_for_before_it_is_superseded() -> None:
+def test_step_of_a_dead_node_stands_while_what_it_sent_is_under_way() -> None:
     async def history(world: World, one: SimNode, other: SimNode) -> None:
         await put(world, one)
         sent = in_flight(world, one, "delete", REQUEST_S)
         assert one.process is not None
+        assert other.process is not None
         await one.process.delete(KEY, 0)
         await until(lambda: bool(sent))
         lose(world, one)
-        await put(world, other)
-        await asyncio.sleep(REQUEST_S)
-        assert NAME in world.objects, "a request of the dead took what was acknowledged since"
+        await other.process.put(KEY, 0)
+        await until(lambda: not any(one.name in step.holder for step in world.state.tables.steps.values()))
+        assert not one.process.sent
+        await until(lambda: NAME not in world.state.tables.pending)
+        assert NAME in world.objects
 
     play(history)
 

@@ -41,7 +41,7 @@ OFTEN = (
     ["put"] * 14
     + ["delete"] * 3
     + ["wait"] * 8
-    + ["freeze", "thaw", "cut", "mend", "kill", "kill", "start", "start", "outage", "outage over"]
+    + ["freeze", "thaw", "cut", "mend", "kill", "kill", "drain", "start", "start", "start", "outage", "outage over"]
     + ["duel"] * 6
 )
 
@@ -83,6 +83,8 @@ async def history(seed: int) -> None:
                 world.is_origin_away = action == "outage"
             elif action == "kill":
                 await node.kill(wipe=rng.random() < 0.3)
+            elif action == "drain" and node.process is not None:
+                node.process.drain()
             elif action == "start":
                 node.start()
             assert not world.broken, world.broken

@@ -299,8 +299,8 @@ class Sender:
         try:
             await self._directory.note_upload(write.name, write.uid, upload)
         except (FencedError, MembershipOverError):
-            # Superseded meanwhile, or about to be: nobody but us knows its name, its time is only the origin's word, and
-            # who superseded it may have looked for it before it was there.
+            # Superseded meanwhile, or about to be: nobody but us knows its name, its time is only the origin's word,
+            # and who superseded it may have looked for it before it was there.
             await self._origin.abort_multipart_upload(write.name, upload_id)
             raise
         if tries.count > 1:

@@ -27,8 +27,8 @@ class Standing:
     is_shared: bool = False
 
     def check(self, since: Holder | None) -> None:
-        """To be called right before each change of the origin that can be seen. `since`: the membership under which that
-        change was decided (None: of a node alone). A new one makes up for nothing: others did what was left of the old.
+        """To be called right before each change of the origin that can be seen. `since`: the membership under which
+        that was decided (None: of a node alone). A new one makes up for nothing: others did what was left of the old.
 
         Raises:
             MembershipOverError: this node must not make that change any more; others may be at it.
