@@ -42,7 +42,7 @@ def play(history: Callable[[World, SimNode, SimNode], Coroutine[Any, Any, None]]
 
 async def until(done: Callable[[], bool]) -> None:
     async with asyncio.timeout(LIMIT_S):
-        while not done():
+        while not done():  # noqa: ASYNC110 - time is virtual, and what is looked at has no event.
             await asyncio.sleep(0.001)
 
 
@@ -182,6 +182,28 @@ def test_gate_lets_nothing_through_that_another_node_owns(kind: Kind) -> None:
         assert node.process is not None
         async with node.process.slots, node.process.gate.visible(write):
             raise AssertionError("it went through")
+
+    play(history)
+
+
+@pytest.mark.parametrize("turns_count", range(5))
+def test_work_that_is_told_to_end_just_as_it_is_woken_ends(turns_count: int) -> None:
+    async def history(world: World, one: SimNode, other: SimNode) -> None:
+        process = one.process
+        assert process is not None
+        for run, wake in (
+            (process.uploader.run, process.uploader.wake),
+            (process.survivors.run, process.survivors.wake),
+        ):
+            task = asyncio.create_task(run())
+            await asyncio.sleep(3.0)
+            wake()
+            for _ in range(turns_count):
+                await asyncio.sleep(0)
+            task.cancel()
+            async with asyncio.timeout(5.0):
+                await asyncio.wait((task,))
+            assert task.cancelled()
 
     play(history)
 

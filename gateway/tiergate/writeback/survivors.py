@@ -81,10 +81,10 @@ class Survivors:
                 log.warning("taking over what others owed failed, tried again", error=error)
             except Exception as error:  # Whatever it is: nobody else would go on with it.
                 log.exception("taking over what others owed failed unexpectedly, tried again", error=error)
-            try:
-                await asyncio.wait_for(self._changed.wait(), pause_s)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                # Not `wait_for`, which before Python 3.12 swallows a cancellation that meets the wake-up.
+                async with asyncio.timeout(pause_s):
+                    await self._changed.wait()
 
     async def round(self) -> bool:
         """Look once. Whether something waits for time to pass.

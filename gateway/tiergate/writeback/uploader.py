@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tiergate.clock import Clock
@@ -135,10 +136,10 @@ class Uploader:
                     continue
                 failures = 0
                 await self._pause(self._clock.monotonic_s() - began_s)
-                try:
-                    await asyncio.wait_for(self._changed.wait(), wake_s)
-                except TimeoutError:
-                    continue
+                with suppress(TimeoutError):
+                    # Not `wait_for`, which before Python 3.12 swallows a cancellation that meets the wake-up.
+                    async with asyncio.timeout(wake_s):
+                        await self._changed.wait()
         finally:
             self._ready.clear()
             tasks = [*self._tasks.values(), *([self._orphan_task] if self._orphan_task else [])]
