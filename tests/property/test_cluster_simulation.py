@@ -48,7 +48,7 @@ OFTEN = (
 FATES = ("none", "none", "none", "freeze", "freeze", "freeze", "die", "lose")
 
 GROUP_COUNT = 50
-CI_COUNT = 300
+CI_COUNT = 450
 
 
 async def history(seed: int) -> None:
