@@ -16,6 +16,7 @@ from tiergate.errors import (
     invariant,
 )
 from tiergate.etcd.channel import Member, Tls, TokenRefusedError
+from tiergate.etcd.grouped import GroupedReads, may_join
 from tiergate.etcd.values import Agreed, Outcome, Range, Txn
 from tiergate.etcd.wire import outcome_of, rpc, txn_message
 from tiergate.policy.backoff import delay_s
@@ -87,6 +88,7 @@ class EtcdClient:
         self._mark = mark
         self._known = known
         self._token = ""
+        self._grouped = GroupedReads(self._read)
 
     @property
     def generation(self) -> int:
@@ -115,6 +117,7 @@ class EtcdClient:
 
     async def close(self) -> None:
         """Close all channels; calls in flight end with an error."""
+        await self._grouped.close()
         for member in self._members:
             await member.close()
 
@@ -136,13 +139,28 @@ class EtcdClient:
 
     # -- reads and transactions
     async def read(self, *ranges: Range) -> Outcome:
-        """Linearizable reads, all of the same revision. Repeated until a member answers.
+        """Linearizable reads, all of the same revision. Repeated until a member answers. Short ones that are asked for
+        at the same time go together.
 
         Raises:
             CompactedError: a revision asked for is no longer kept.
         """
-        message = txn_message(Txn((), ranges))
-        return outcome_of(await self.repeat(lambda: self._call("txn", message)))
+        joins = may_join(ranges)
+
+        async def ask() -> Outcome:
+            nonlocal joins
+            if joins:
+                # Once: it may be for the others that a group is refused, or takes too long.
+                joins = False
+                outcome = await self._grouped.read(ranges)
+                if outcome is not None:
+                    return outcome
+            return await self._read(ranges)
+
+        return await self.repeat(ask)
+
+    async def _read(self, ranges: Sequence[Range]) -> Outcome:
+        return outcome_of(await self._call("txn", txn_message(Txn((), tuple(ranges)))))
 
     async def txn(self, txn: Txn) -> Outcome:
         """A transaction, tried once.
