@@ -9,6 +9,7 @@ it as JSON.
 import argparse
 import asyncio
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -20,6 +21,7 @@ import tempfile
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -56,8 +58,13 @@ RETURNING = "node-007"
 """One of those comes back, with empty memory."""
 
 BATCH_COUNT = 50
-AT_ONCE_COUNT = 8
-"""Records in one transaction, and transactions on their way at a time."""
+"""Records in one transaction."""
+
+AT_ONCE_COUNT = 2
+FILLERS_COUNT = 4
+"""Transactions of a process on their way at a time, and processes."""
+
+PATIENCE_S = 300.0
 
 ETCD_FLAGS = (
     f"--quota-backend-bytes={16 << 30}",
@@ -277,19 +284,35 @@ def hold_rows(keys: Keys, numbers: range, holder: Holder) -> tuple[Put | Delete,
     return change.writes
 
 
-async def write(server: EtcdServer, count: int, rows: Callable[[range], tuple[Put | Delete, ...]]) -> None:
-    """Write what belongs to so many records."""
-    client = EtcdClient(Access(server.endpoints), CLOCK, random.Random(0))
+async def write(endpoints: list[str], numbers: range, rows: Callable[[range], tuple[Put | Delete, ...]]) -> None:
+    """Write what belongs to these records."""
+    client = EtcdClient(Access(endpoints), CLOCK, random.Random(0), patience_s=PATIENCE_S)
     turns = asyncio.Semaphore(AT_ONCE_COUNT)
 
     async def one(start: int) -> None:
         async with turns:
-            await client.txn(Txn((), rows(range(start, min(start + BATCH_COUNT, count)))))
-            if start % (2000 * BATCH_COUNT) == 0:
-                say(f"{start} records")
+            txn = Txn((), rows(numbers[start : start + BATCH_COUNT]))
+            await client.repeat(lambda: client.txn(txn))  # that it may happen twice is no harm
+            if start % (500 * BATCH_COUNT) == 0:
+                say(f"{start} of {len(numbers)} records")
 
-    await asyncio.gather(*(one(start) for start in range(0, count, BATCH_COUNT)))
+    await asyncio.gather(*(one(start) for start in range(0, len(numbers), BATCH_COUNT)))
     await client.close()
+
+
+def fill(endpoints: list[str], keys: Keys, numbers: range, parts_count: int) -> None:
+    """The part of one process."""
+    rng = random.Random(numbers.start)
+    asyncio.run(write(endpoints, numbers, lambda some: rows_of(keys, some, rng, parts_count)))
+
+
+def fill_all(endpoints: list[str], keys: Keys, records_count: int, parts_count: int) -> None:
+    """Several processes at once: most of it is making up the rows."""
+    share = -(-records_count // FILLERS_COUNT)
+    parts = [range(start, min(start + share, records_count)) for start in range(0, records_count, share)]
+    with ProcessPoolExecutor(FILLERS_COUNT, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for filled in [pool.submit(fill, endpoints, keys, part, parts_count) for part in parts]:
+            filled.result()
 
 
 async def holder_of(server: EtcdServer, keys: Keys, node: str) -> Holder:
@@ -326,18 +349,16 @@ def measure_cluster(options: argparse.Namespace) -> dict[str, Any]:
             return RunningNode(origin, flags=flags, environment=secret)
 
         found["node, nothing in etcd"] = watched(node("first", "empty"), 0, server, options.idle_s)
-        keys, rng, share_count = Keys("/full"), random.Random(1), 2 * options.records // FORMER_COUNT
+        keys = Keys("/full")
+        share_count = options.share or 2 * options.records // FORMER_COUNT
 
-        def fill() -> None:
-            asyncio.run(write(server, options.records, lambda numbers: rows_of(keys, numbers, rng, options.parts)))
-
-        found["filled in s"] = round(seconds(fill))
+        found["filled in s"] = round(seconds(fill_all, server.endpoints, keys, options.records, options.parts))
         found["etcd"] = sizes_of(server)
         say(json.dumps(found["etcd"]))
 
         def hold_share() -> None:
             holder = asyncio.run(holder_of(server, keys, "newcomer"))
-            asyncio.run(write(server, share_count, lambda numbers: hold_rows(keys, numbers, holder)))
+            asyncio.run(write(server.endpoints, range(share_count), lambda numbers: hold_rows(keys, numbers, holder)))
 
         newcomer = node("newcomer", "full")
         found["newcomer"] = watched(newcomer, options.records, server, options.idle_s, hold_share)
@@ -407,6 +428,7 @@ def main() -> None:
         command.add_argument("--idle-s", type=float, default=45.0, help="so long a node is watched that nobody asks")
         if run is measure_cluster:
             command.add_argument("--members", type=int, default=1, help="of etcd")
+            command.add_argument("--share", type=int, default=0, help="how many a node holds; 0: its part of all")
     options = parser.parse_args()
     sys.stdout.write(f"{json.dumps(options.run(options))}\n")
 

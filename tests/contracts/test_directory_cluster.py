@@ -10,6 +10,7 @@ from tests.directoryrows import check_rows
 from tiergate.clock import SystemClock
 from tiergate.directory import clustered
 from tiergate.directory.base import ClusterDirectory, Directory, Held
+from tiergate.directory.bynode import ByNode
 from tiergate.directory.clustered import ClusteredDirectory
 from tiergate.directory.codec import pack
 from tiergate.directory.committer import Change
@@ -344,6 +345,32 @@ async def test_nobodys_write_can_be_claimed(cluster: Cluster, client: EtcdClient
         await tool.begin(SHARD, "v1", NO_BASE)
     assert keys_of(await tool.pending()) == [SHARD.key]
     await tool.close()
+
+
+async def test_owed_here_is_what_a_node_owes_and_what_it_holds_for_others(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = await cluster.join("a"), await cluster.join("b")
+    both = make_intent(holders=(a.me, b.me))
+    for key, uid in (("copy", "v1"), ("here as well", "v2"), ("clean", "v3"), ("replaced", "v4")):
+        await put(b.directory, object_name(key), uid, both)
+    await b.directory.persisted(object_name("clean"), "v3", "o3", 1.0)
+    await put(b.directory, object_name("replaced"), "v5")
+    own = await put(a.directory, object_name("own"), "v6", make_intent(holders=(a.me,)))
+    await put_clean(a.directory, object_name("gone"), "v7", "o7")
+    await a.directory.delete(object_name("gone"), make_intent())
+    dirty = {"v1", "v3", "v4", "v6", "up1", "on its way"}
+    found = await a.directory.owed_here(dirty)
+    assert keys_of(found) == ["copy", "own", "gone"]
+    assert found == sorted(found, key=lambda write: write.place)
+    assert found[1].place == own.revision
+
+    async def held(self: object, node: str, at: object) -> list[Held]:
+        raise AssertionError("all that a node holds was read")
+
+    # Most of what it holds is in the origin: where nothing is dirty but what it owes, that is not looked at.
+    monkeypatch.setattr(ByNode, "_held", held)
+    assert keys_of(await a.directory.owed_here({"v6"})) == ["own", "gone"]
 
 
 # -- membership

@@ -1,5 +1,6 @@
 """What one node holds and owes, read of the indices by node: whatever others hold and owe costs nothing."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from tiergate.directory.base import Held
@@ -63,18 +64,19 @@ class ByNode:
         """The versions that a node said to hold."""
         return {held.uid for held in await self._held(node, at)}
 
-    async def owed_here(self, me: Holder) -> list[Pending]:
-        """What the origin does not have and a node holds or owes, by `place`."""
+    async def owed_here(self, me: Holder, dirty: Collection[str]) -> list[Pending]:
+        """What the origin does not have and a node owes, or holds as one of `dirty`, by `place`."""
+        owed = await self.owed_as(me)
+        others = set(dirty) - {write.uid for write in owed}
+        if not others:
+            return owed
 
         async def read(at: At) -> list[Pending]:
-            held = [each for each in await self._held(me.node, at) if each.epoch == me.epoch]
-            writes = await self._reader.points(Pending, [self._keys.pending(each.name) for each in held], at)
-            uids = {each.uid for each in held}
-            return [write for write in writes if write.uid in uids]
+            held = [each for each in await self._held(me.node, at) if each.uid in others and each.epoch == me.epoch]
+            return await self._reader.points(Pending, [self._keys.pending(each.name) for each in held], at)
 
-        held = await self._reader.consistent(read)
-        found = {write.uid: write for write in (*held, *await self.owed_as(me))}
-        return sorted(found.values(), key=lambda write: (write.place, write.name))
+        owed += [write for write in await self._reader.consistent(read) if write.uid in others]
+        return sorted(owed, key=lambda write: (write.place, write.name))
 
     async def held_owed_uids(self, node: str, at: At) -> set[str]:
         """Those of them that the origin does not have."""

@@ -508,10 +508,11 @@ class ClusteredDirectory(OwedChanges):
     async def owed_by(self, node: str) -> list[Pending]:
         return await self._by_node.owed_by(node)
 
-    async def owed_here(self) -> list[Pending]:
-        """What the origin does not have and this node holds or owes, by `place`."""
+    async def owed_here(self, dirty: Collection[str]) -> list[Pending]:
+        """What the origin does not have and this node owes, or holds as one of `dirty`, by `place`. `dirty`: the
+        versions whose bytes it may not evict; most of what a node holds the origin has, and that is not looked at."""
         me = self._me
-        return await self._by_node.owed_here(me) if me is not None else await self.pending()
+        return await self._by_node.owed_here(me, dirty) if me is not None else await self.pending()
 
     async def reinsert(self, entry: Entry, era: Era, now_s: float) -> bool:
         """Tell a directory that forgot it of a write that this node holds or owes, under the directory's new era.

@@ -66,7 +66,7 @@ class Remembering:
         me = self._cluster.standing.me
         # Whatever is noted from here on is no older than what is read.
         entries = {entry.write.uid: entry for entry in self._ledger.entries() if entry.era == era}
-        owed = await directory.owed_here()
+        owed = await directory.owed_here(self._memory.dirty_holders())
         for write in owed:
             entry = entries.pop(write.uid, None)
             if entry is None or entry.write != write:

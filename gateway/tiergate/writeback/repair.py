@@ -126,6 +126,8 @@ class Repair:
     async def _kept(self, me: Holder) -> list[Kept]:
         """What this node said to hold and may not evict, as far as it is pending."""
         dirty = self._memory.dirty_holders()
+        if not dirty:
+            return []  # without a look at all that the node holds, most of which the origin has
         found: list[Kept] = []
         for held in await self._directory.held_by(me.node):
             if held.uid not in dirty or held.epoch != me.epoch:
