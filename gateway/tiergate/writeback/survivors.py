@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from tiergate.clock import Clock
-from tiergate.directory.base import ClusterDirectory, Seen
+from tiergate.directory.base import ClusterDirectory, Held, Seen
 from tiergate.errors import FencedError, HolderLostError, TiergateError
 from tiergate.memory.memory import Memory
 from tiergate.model import LOST, Actor, Holder, Kind, Live, Pending, Version
@@ -24,6 +24,9 @@ from tiergate.writeback.uploader import context
 from tiergate.writeback.withdrawal import bodies_of
 
 log = get_logger(__name__)
+
+AT_ONCE_COUNT = 32
+"""Versions that are taken up again at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,23 +209,13 @@ class Survivors:
     # -- what this node held before
     async def _readopt(self, me: Holder) -> None:
         """Say again, under this epoch, what is held; then claim what this node owed."""
-        for held in await self._directory.held_by(me.node):
-            if held.epoch == me.epoch:
-                continue
-            seen = await self._directory.get(held.name)
-            version = seen.record.version if seen.record else None
-            is_owed = seen.pending is not None and seen.pending.uid == held.uid
-            if (
-                version is None
-                or version.uid != held.uid
-                or not hold_here(self._memory, version, dirty=is_owed)
-                or not await self._directory.hold(held.name, held.uid, [me])
-            ):
-                await self._directory.release(held.name, held.uid, me.node)
-            elif seen.pending is not None and seen.pending.quarantined == LOST:
-                claimed = await self._directory.claim(held.name, held.uid)
-                if claimed is not None:
-                    await self._release(claimed)
+        held_before = [held for held in await self._directory.held_by(me.node) if held.epoch != me.epoch]
+        # It may be very much, and one by one each would take its own way to the directory and back.
+        for start in range(0, len(held_before), AT_ONCE_COUNT):
+            some = (self._readopt_one(held, me) for held in held_before[start : start + AT_ONCE_COUNT])
+            for error in await asyncio.gather(*some, return_exceptions=True):
+                if error is not None:
+                    raise error
         for write in await self._directory.owed_by(me.node):
             if write.owner == me:
                 continue
@@ -231,6 +224,22 @@ class Survivors:
                 continue
             if write.kind is Kind.DELETE or me in holders_of(seen, write.uid):
                 await self._claim(seen, seen.pending, me)
+
+    async def _readopt_one(self, held: Held, me: Holder) -> None:
+        seen = await self._directory.get(held.name)
+        version = seen.record.version if seen.record else None
+        is_owed = seen.pending is not None and seen.pending.uid == held.uid
+        if (
+            version is None
+            or version.uid != held.uid
+            or not hold_here(self._memory, version, dirty=is_owed)
+            or not await self._directory.hold(held.name, held.uid, [me])
+        ):
+            await self._directory.release(held.name, held.uid, me.node)
+        elif seen.pending is not None and seen.pending.quarantined == LOST:
+            claimed = await self._directory.claim(held.name, held.uid)
+            if claimed is not None:
+                await self._release(claimed)
 
 
 def is_owned(write: Pending, live: Live) -> bool:
