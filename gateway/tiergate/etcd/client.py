@@ -24,6 +24,9 @@ from tiergate.policy.backoff import delay_s
 TRY_S = 1.0
 """One try of a call at one member. A leader is elected within two of them."""
 
+COUNTING_TRY_S = 8.0
+"""The same of a read that counts rows: it goes through all of them, of which there may be a million."""
+
 PATIENCE_S = 10.0
 """So long a call that may be repeated is."""
 
@@ -160,7 +163,9 @@ class EtcdClient:
         return await self.repeat(ask)
 
     async def _read(self, ranges: Sequence[Range]) -> Outcome:
-        return outcome_of(await self._call("txn", txn_message(Txn((), tuple(ranges)))))
+        # etcd goes through all rows that it counts.
+        try_s = COUNTING_TRY_S if any(each.count_only for each in ranges) else TRY_S
+        return outcome_of(await self._call("txn", txn_message(Txn((), tuple(ranges))), try_s))
 
     async def txn(self, txn: Txn) -> Outcome:
         """A transaction, tried once.
@@ -232,12 +237,12 @@ class EtcdClient:
         round_count = attempt // len(self._members)
         return delay_s(round_count, self.rng, BACKOFF_BASE_S, BACKOFF_CAP_S) if round_count else 0.0
 
-    async def _call(self, name: str, message: Any) -> Any:
+    async def _call(self, name: str, message: Any, try_s: float = TRY_S) -> Any:
         self._follow()
         newest, generation = self._newest, self._generation
 
         async def at(member: Member, token: str) -> Any:
-            answer = await member.call(name, message, token, TRY_S)
+            answer = await member.call(name, message, token, try_s)
             self.check(answer)
             # Only of these the revision surely is one after the call began.
             if name == "txn" and generation == self._generation:
