@@ -8,29 +8,8 @@ orders it like a marker, but it is never withdrawn because something below its p
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
+from tiergate.checkpoints import layouts
 from tiergate.model import ObjectName, Role, Step
-
-MARKER_NAMES = frozenset(
-    {
-        ".metadata",  # torch.distributed.checkpoint, committed by renaming .metadata.tmp
-        "metadata.metadata",  # SageMaker tiered checkpoints, rank 0's folder
-        "trainer_state.json",  # Hugging Face Trainer, written last into each checkpoint folder
-    }
-)
-MARKER_PATTERNS = (
-    "*.index.json",  # Hugging Face sharded weights: model.safetensors.index.json, pytorch_model.bin.index.json
-    "__[0-9]*.metadata",  # torch.distributed.checkpoint without collectives: one for each rank
-)
-
-POINTER_NAMES = frozenset(
-    {
-        "checkpoint_manager_snapshot.json",  # Ray Train: which checkpoints of a run exist
-    }
-)
-POINTER_PATTERNS = ("experiment_state-*.json",)
-"""Ray Tune, and Ray Train before its second version: the trials of an experiment with their checkpoints. (Ray's
-.metadata.json is no sign of anything: it holds what the user says of a checkpoint, written before or after.)"""
-
 
 STAGING_SUFFIX = ".tmp"
 """A marker in the making: torch.distributed.checkpoint writes `.metadata.tmp` and renames it, which in S3 is a copy
@@ -80,17 +59,17 @@ class Markers:
             staged = ObjectName(name.bucket, name.key.removesuffix(STAGING_SUFFIX))
             if staged.key and self.role_of(staged, size_bytes) is Role.MARKER:
                 return Role.POINTER
-        key = name.key
-        file_name = key[key.rfind("/") + 1 :]
-        if file_name in POINTER_NAMES or _matches(file_name, POINTER_PATTERNS):
-            return Role.POINTER
-        if file_name in MARKER_NAMES or _matches(file_name, MARKER_PATTERNS):
+        if (role := layouts.role_of(name.key)) is not None:
+            return role
+        if self.is_users(name):
             return Role.MARKER
-        for pattern in self._patterns_of(name.bucket, key):
-            if fnmatchcase(key if "/" in pattern else file_name, pattern):
-                return Role.MARKER
         return Role.LARGE if size_bytes >= self._large_bytes else Role.SMALL
 
-
-def _matches(file_name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(file_name, pattern) for pattern in patterns)
+    def is_users(self, name: ObjectName) -> bool:
+        """Whether the user's own patterns make an object a marker."""
+        key = name.key
+        file_name = key[key.rfind("/") + 1 :]
+        return any(
+            fnmatchcase(key if "/" in pattern else file_name, pattern)
+            for pattern in self._patterns_of(name.bucket, key)
+        )

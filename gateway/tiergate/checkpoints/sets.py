@@ -1,8 +1,10 @@
-"""What a checkpoint is: the objects of one set, which of them says that it is whole, and where each is. Pure."""
+"""What a checkpoint is: the objects of one set, which of them says that it is whole, and where each of them is.
+Pure."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 
 class Tier(StrEnum):
@@ -28,9 +30,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class SetName:
-    """A set: the prefix that all its objects are under (with its slash) and the layout it is written in. `marker` is
-    the key whose presence says that it is whole; empty while it has none, or where its layout knows none. `step` is
-    None where no name tells it."""
+    """A set: the prefix that all its objects are under and the layout it is written in. The prefix has its slash, but
+    of a set of one file it is the key; which keys are under it tells `recognition.is_in`. `marker` is the key whose
+    presence says that it is whole; empty while it has none, or where its layout knows none. `step` is None where no
+    name tells it."""
 
     bucket: str
     prefix: str
@@ -109,5 +112,10 @@ class SetStatus:
     tiers: Mapping[Tier, TierStatus] = field(default_factory=dict)
 
 
-ReadBody = Callable[[str], bytes]
-"""Gives the bytes of a small object of a set (a marker, a list) by its key."""
+class ReadBody(Protocol):
+    """Gives bytes of an object of a set (a marker, a list, a pointer beside it) by its key."""
+
+    def __call__(self, key: str, start: int = 0, end: int | None = None, /) -> bytes:
+        """From `start` up to `end`, or to the end of the object; fewer where it ends before. All of an object is asked
+        only where it is small; of a safetensors or .ckpt file its head and its last bytes."""
+        ...
