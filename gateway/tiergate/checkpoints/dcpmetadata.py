@@ -247,7 +247,7 @@ class _Machine:
 
     def _text(self, length: int) -> None:
         try:
-            self._make(self._take(length).decode("utf-8", "surrogatepass"))
+            self._make(self._take(length).decode())
         except UnicodeDecodeError:
             raise MetadataError("a text is not UTF-8") from None
 

@@ -20,7 +20,7 @@ LIST_LIMIT_BYTES = 64 << 20
 HEADER_LIMIT_BYTES = 100_000_000
 """Of a safetensors file, by its own definition."""
 POINTER_LIMIT_BYTES = 4 << 20
-NAME_LIMIT_CHARS = 1_024
+NAME_LIMIT_BYTES = 1_024
 
 
 class DamagedSetError(TiergateError):
@@ -186,9 +186,13 @@ def _snapshot_names(key: str, body: bytes) -> list[str]:
 
 
 def _is_below(name: str) -> bool:
-    """Whether a relative path stays below where it begins."""
-    parts = name.rstrip("/").split("/")
-    return len(name) <= NAME_LIMIT_CHARS and not any(part in ("", ".", "..") for part in parts) and "\0" not in name
+    """Whether a relative path stays below where it begins, and can be a key."""
+    if any(part in ("", ".", "..") for part in name.rstrip("/").split("/")):
+        return False
+    try:
+        return len(name.encode()) <= NAME_LIMIT_BYTES
+    except UnicodeEncodeError:
+        return False
 
 
 def _object(key: str, body: bytes) -> dict[str, object]:
