@@ -143,6 +143,7 @@ def split(key: str) -> tuple[str, str, str]:
 
 _APART = re.compile(r"(.*/|)rank_\d+/(step_\d+/)(?:checkpoint\.pt|metadata\.metadata)", re.DOTALL)
 _TOGETHER = re.compile(r"(.*/|)(step_\d+/)rank_\d+/(?:checkpoint\.pt|metadata\.metadata)", re.DOTALL)
+_RANK_0 = re.compile(r"(?<![^/])rank_0/(?:step_\d+/)?\Z")
 _TIERED_FILES = ("/checkpoint.pt", "/metadata.metadata")
 
 
@@ -155,6 +156,11 @@ def home_of(key: str) -> str:
         if together := _TOGETHER.fullmatch(key):
             return f"{together[1]}{together[2]}rank_0/"
     return key[: key.rfind("/") + 1]
+
+
+def ranks_of(home: str) -> str:
+    """The prefix that begins the folders of all ranks of a tiered checkpoint, from that of rank 0; "" for others."""
+    return home[: -len(found[0])] + "rank_" if (found := _RANK_0.search(home)) else ""
 
 
 def root_of(key: str) -> str:

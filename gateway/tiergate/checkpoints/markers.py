@@ -1,8 +1,9 @@
 """Which object of a checkpoint says that it is whole, and which objects that concerns. Pure.
 
 A *marker* is the object whose presence says that the set under its prefix is whole; its *scope* is its parent prefix
-and everything below. A *pointer* names a set (or the state of a whole run) and is rewritten all the time; the fence
-orders it like a marker, but it is never withdrawn because something below its prefix changed.
+and everything below (and what `layouts.home_of` says lives there). A *pointer* names a set (or the state of a whole
+run) and is rewritten all the time; the fence orders it like a marker, but it is never withdrawn because something
+below its prefix changed.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,11 +23,25 @@ def scope_of(key: str) -> str:
 
 
 def ancestor_scopes(key: str) -> list[str]:
-    """The scopes that hold the key, innermost first, down to the whole bucket ("")."""
+    """The scopes that hold the key, innermost first, down to the whole bucket (""). That of rank 0 holds the shards
+    that a tiered checkpoint has in the folders of the other ranks: second after their own."""
     scopes = [scope_of(key)]
+    home = layouts.home_of(key)
     while scopes[-1]:
         scopes.append(scope_of(scopes[-1][:-1]))
+    if home != scopes[0]:
+        scopes.insert(1, home)
     return scopes
+
+
+def reach_of(scope: str) -> str:
+    """A prefix that begins all keys that a marker right in the scope speaks for, and maybe others."""
+    return layouts.ranks_of(scope) or scope
+
+
+def is_within(key: str, scope: str) -> bool:
+    """Whether a marker right in the scope speaks for the key."""
+    return key.startswith(scope) or layouts.home_of(key) == scope
 
 
 def collide(one: Step, other: Step) -> bool:
@@ -39,7 +54,7 @@ def _speaks_for(marker: Step, member: Step) -> bool:
     if marker.role is not Role.MARKER or member.role is Role.POINTER or not member.replaces:
         return False
     scope = scope_of(marker.name.key)
-    if marker.name.bucket != member.name.bucket or not member.name.key.startswith(scope):
+    if marker.name.bucket != member.name.bucket or not is_within(member.name.key, scope):
         return False
     return member.role is not Role.MARKER or scope_of(member.name.key) != scope
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from tiergate.checkpoints.markers import ancestor_scopes, scope_of
+from tiergate.checkpoints.markers import ancestor_scopes, is_within, reach_of, scope_of
 from tiergate.directory.clusterreads import FIRST_PAGE_COUNT, At, Reader
 from tiergate.directory.clusterrows import Large, value_of
 from tiergate.directory.keys import Keys
@@ -108,12 +108,14 @@ class _Set:
         """One for each scope."""
         fenced = _by_scope(write for write in writes if write.kind is Kind.PUT and write.role in FENCED)
         return [
-            cls(keys.below("q", *at), at[1], _names(each), min(write.revision for write in each))
+            cls(keys.below("q", at[0], reach_of(at[1])), at[1], _names(each), min(write.revision for write in each))
             for at, each in fenced.items()
         ]
 
     def take(self, row: KeyValue) -> bool:
         write = value_of(Pending, row)
+        if not is_within(write.name.key, self.scope):
+            return False
         self.found.append(write)
         is_beside = write.role in FENCED and scope_of(write.name.key) == self.scope
         return not is_beside and write.name not in self.names and write.place < self.before

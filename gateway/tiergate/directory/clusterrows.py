@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
-from tiergate.checkpoints.markers import ancestor_scopes, scope_of
+from tiergate.checkpoints.markers import ancestor_scopes, reach_of, scope_of
 from tiergate.directory.base import Committed, Finished
 from tiergate.directory.codec import Orphan, pack, unpack
 from tiergate.directory.committer import Change
@@ -362,7 +362,7 @@ class ClusterRows:
         if _takes(step):
             ranges += [self._keys.speaking_for(bucket, scope) for scope in ancestor_scopes(key)]
         if step.role is Role.MARKER:
-            ranges.append(self._keys.below("t", bucket, scope_of(key)))
+            ranges.append(self._keys.below("t", bucket, reach_of(scope_of(key))))
         self.expect(ranges)
         return [each for wanted in ranges for each in self._values(Step, wanted)]
 

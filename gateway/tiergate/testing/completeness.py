@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from tiergate.checkpoints.markers import scope_of
+from tiergate.checkpoints.markers import is_within, scope_of
 from tiergate.origin.stamp import STAMP_HEADER, parse_stamp
 from tiergate.testing.rules import Seen
 
@@ -127,7 +127,7 @@ def _untrue_when_put(changes: Sequence[Change], writes: Sequence[Write], put: Ch
     scope = scope_of(put.key)
     needed: dict[str, Write] = {}
     for each in writes:
-        if each.key.startswith(scope) and each.key != put.key and each.until_s <= at_s:
+        if is_within(each.key, scope) and each.key != put.key and each.until_s <= at_s:
             known = needed.get(each.key)
             if known is None or (known.until_s, known.from_s) <= (each.until_s, each.from_s):
                 needed[each.key] = each
@@ -156,7 +156,7 @@ def _changed_meanwhile(changes: Sequence[Change], put: Change, gone_s: float) ->
     scope = scope_of(put.key)
     faults = []
     for each in changes:
-        if each.key == put.key or not each.key.startswith(scope):
+        if each.key == put.key or not is_within(each.key, scope):
             continue
         if each.until_s <= put.from_s or each.from_s >= gone_s:
             continue

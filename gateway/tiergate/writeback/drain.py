@@ -6,7 +6,7 @@ Whatever is left after that is named, since it is in this node's memory folder o
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tiergate.checkpoints.markers import scope_of
+from tiergate.checkpoints.markers import is_within, scope_of
 from tiergate.child import LEFT_BEHIND_STATUS
 from tiergate.clock import Clock
 from tiergate.directory.base import ClusterDirectory, Directory
@@ -33,7 +33,7 @@ def newest_first(owed: Sequence[Pending]) -> list[Pending]:
     for marker in markers:
         scope = scope_of(marker.name.key)
         for write in by_place:
-            is_member = write.name.bucket == marker.name.bucket and write.name.key.startswith(scope)
+            is_member = write.name.bucket == marker.name.bucket and is_within(write.name.key, scope)
             if is_member and write.place <= marker.revision and write.name != marker.name:
                 found.setdefault(write.name, write)
         found.setdefault(marker.name, marker)

@@ -258,3 +258,24 @@ def test_view_iterates_by_place() -> None:
     numbers = count(1)
     writes = [write(key, next(numbers)) for key in "cab"]
     assert list(PendingView(reversed(writes))) == writes
+
+
+# -- a tiered checkpoint has a folder for each rank
+@pytest.mark.parametrize(
+    ("marked", "shard", "elsewhere"),
+    [
+        ("ns/rank_0/step_7/metadata.metadata", "ns/rank_3/step_7/checkpoint.pt", "ns/rank_3/step_6/checkpoint.pt"),
+        ("ns/step_7/rank_0/metadata.metadata", "ns/step_7/rank_3/checkpoint.pt", "ns/step_6/rank_3/checkpoint.pt"),
+    ],
+)
+@pytest.mark.parametrize("mode", [AUTO, STRICT])
+def test_list_of_a_tiered_checkpoint_waits_for_all_ranks(
+    marked: str, shard: str, elsewhere: str, mode: FenceMode
+) -> None:
+    assert waits(marker(marked, 9), write(shard, 5), mode) is Reason.SET_INCOMPLETE
+    assert waits(marker(marked, 9), write(shard, 10, base="etag"), mode) is Reason.SET_CHANGED
+    assert ask(marker(marked, 9), write(shard, 10), mode=mode) is None
+    assert ask(marker(marked, 9), write(elsewhere, 5)) is None
+    deletion = write(marked, 12, Role.MARKER, Kind.DELETE)
+    assert waits(write(shard, 11, kind=Kind.DELETE), deletion, mode) is Reason.MARKER_FIRST
+    assert ask(deletion, write(shard, 11, kind=Kind.DELETE), mode=mode) is None
