@@ -71,6 +71,8 @@ def read(data: bytes) -> DcpMetadata:
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _OLD_METADATA = "torch.distributed._shard.sharded_tensor.metadata"  # Until 2.2
+_FILES = "torch.distributed.checkpoint.filesystem"
+_PLANNER = "torch.distributed.checkpoint.planner"  # Megatron keeps the plans of all ranks in the list
 _TIERED = "amzn_sagemaker_checkpointing.checkpointing.filesystem.storage_info"
 
 CLASSES: Final = {
@@ -82,7 +84,12 @@ CLASSES: Final = {
     (_METADATA, "TensorProperties"): "TensorProperties",
     (_METADATA, "StorageMeta"): "StorageMeta",
     (_OLD_METADATA, "TensorProperties"): "TensorProperties",
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): "StorageInfo",
+    (_PLANNER, "SavePlan"): "SavePlan",
+    (_PLANNER, "WriteItem"): "WriteItem",
+    (_PLANNER, "TensorWriteData"): "TensorWriteData",
+    (_PLANNER, "BytesIOWriteData"): "BytesIOWriteData",
+    (_FILES, "_StoragePrefix"): "StoragePrefix",
+    (_FILES, "_StorageInfo"): "StorageInfo",
     (_TIERED, "_SageMakerStorageInfo"): "TieredStorageInfo",
     ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata"): "Metadata",
 }
@@ -93,6 +100,7 @@ CALLS: Final = {
     ("torch.serialization", "_get_layout"): "layout",
     (_METADATA, "_MEM_FORMAT_ENCODING"): "memory format",
     (_OLD_METADATA, "MEM_FORMAT_ENCODING"): "memory format",
+    (_PLANNER, "WriteItemType"): "kind of write",
     ("collections", "OrderedDict"): "dict",
     ("pathlib", "PosixPath"): "path",
     ("pathlib", "PurePosixPath"): "path",

@@ -6,29 +6,47 @@ takes its roles from here (`markers.py`), the recognition of sets its prefixes a
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from tiergate.model import Role
 
 
+class Names(NamedTuple):
+    """What a key is known by: the names of the file, of its folder and of the folder above; "" for none."""
+
+    file: str
+    folder: str
+    above: str
+
+    @classmethod
+    def of(cls, key: str) -> "Names":
+        """Of a key."""
+        *above, file = key.rsplit("/", 3)[-3:]
+        return cls(file, above[-1] if above else "", above[-2] if len(above) > 1 else "")
+
+
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """An object known by its file name and the name of the folder it is in."""
+    """An object known by its names."""
 
     file: re.Pattern[str]
     folder: re.Pattern[str]
+    above: re.Pattern[str]
 
-    def fits(self, folder: str, file: str) -> bool:
+    def fits(self, names: Names) -> bool:
         """Whether such an object has these names."""
-        return self.file.fullmatch(file) is not None and self.folder.fullmatch(folder) is not None
+        return (
+            self.file.fullmatch(names.file) is not None
+            and self.folder.fullmatch(names.folder) is not None
+            and self.above.fullmatch(names.above) is not None
+        )
 
 
-def _sign(file: str, folder: str = r".*") -> Sign:
-    return Sign(re.compile(file, re.DOTALL), re.compile(folder, re.DOTALL))
+def _sign(file: str, folder: str = r".*", above: str = r".*") -> Sign:
+    return Sign(*(re.compile(pattern, re.DOTALL) for pattern in (file, folder, above)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +66,7 @@ class Layout:
     encloses: bool = False
 
 
+_SHARD = r"checkpoint\.pt"
 _ITERATION = r"iter_\d{7,18}"
 _TRAINER = r"checkpoint-\d+"
 _CKPT = r".+\.ckpt"
@@ -59,7 +78,7 @@ LAYOUTS: Final = (
         "sagemaker",
         markers=(_sign(r"metadata\.metadata"),),
         lists=(_sign(r"metadata\.metadata"),),
-        members=(_sign(r"checkpoint\.pt", r"rank_\d+"),),
+        members=(_sign(_SHARD, r"step_\d+", r"rank_\d+"), _sign(_SHARD, r"rank_\d+", r"step_\d+")),
     ),
     Layout(
         # torch_dist and zarr: metadata.json is written when all ranks are done. Older: only the run's pointer tells.
@@ -121,6 +140,15 @@ LAYOUTS: Final = (
     Layout("safetensors", file=re.compile(r".+\.safetensors")),
 )
 
+
+def _any_file(groups: Iterable[tuple[Sign, ...]]) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{sign.file.pattern})" for group in groups for sign in group), re.DOTALL)
+
+
+# Most objects are none of these: they are told by one look.
+_TELLING_FILE = _any_file(group for each in LAYOUTS for group in (each.markers, each.lists, each.pointers))
+_MEMBER_FILE = _any_file(each.members for each in LAYOUTS)
+
 CUSTOM: Final = "custom"
 """The layout of a set whose marker the user's own patterns name."""
 
@@ -134,11 +162,14 @@ class Sight(IntEnum):
     FOLDER = 3
 
 
-def split(key: str) -> tuple[str, str, str]:
-    """A key's parent prefix (with its slash), the name of that folder, and the file name."""
-    end = key.rfind("/") + 1
-    prefix = key[:end]
-    return prefix, prefix[prefix.rfind("/", 0, max(end - 1, 0)) + 1 : -1], key[end:]
+def file_of(key: str) -> str:
+    """The file name of a key."""
+    return key[key.rfind("/") + 1 :]
+
+
+def parent_of(key: str) -> str:
+    """The parent prefix of a key, or of a prefix, with its slash."""
+    return key[: key.rfind("/", 0, len(key) - 1) + 1]
 
 
 _APART = re.compile(r"(.*/|)rank_\d+/(step_\d+/)(?:checkpoint\.pt|metadata\.metadata)", re.DOTALL)
@@ -172,31 +203,44 @@ def root_of(key: str) -> str:
 
 def role_of(key: str) -> Role | None:
     """Whether an object of this name is a marker (lists count: one before what it names is as untrue) or a pointer."""
-    _, folder, file = split(key)
-    return _role_of(folder, file)
-
-
-@lru_cache(maxsize=4096)
-def _role_of(folder: str, file: str) -> Role | None:
-    if any(sign.fits(folder, file) for layout in LAYOUTS for sign in (*layout.markers, *layout.lists)):
-        return Role.MARKER
-    if any(sign.fits(folder, file) for layout in LAYOUTS for sign in layout.pointers):
-        return Role.POINTER
-    return None
+    names = Names.of(key)
+    if _TELLING_FILE.fullmatch(names.file) is None:
+        return None
+    for layout in LAYOUTS:
+        if _fits(layout.markers, names) or _fits(layout.lists, names):
+            return Role.MARKER
+    return Role.POINTER if any(_fits(layout.pointers, names) for layout in LAYOUTS) else None
 
 
 def sights_of(key: str) -> Iterator[tuple[Layout, Sight, int]]:
-    """What the key's own name and that of its folder say of a set in that folder: of which layout, by what, and the
-    place of the marker among the layout's."""
-    _, folder, file = split(key)
+    """What the key's names say of a set in that folder: of which layout, by what, and the place of the marker among the
+    layout's."""
+    names = Names.of(key)
+    if _TELLING_FILE.fullmatch(names.file) is None and _MEMBER_FILE.fullmatch(names.file) is None:
+        return
     for layout in LAYOUTS:
         for place, sign in enumerate(layout.markers):
-            if sign.fits(folder, file):
+            if sign.fits(names):
                 yield layout, Sight.MARKER, place
-        if any(sign.fits(folder, file) for sign in layout.lists):
+        if _fits(layout.lists, names):
             yield layout, Sight.LIST, 0
-        if any(sign.fits(folder, file) for sign in layout.members):
+        if _fits(layout.members, names):
             yield layout, Sight.MEMBER, 0
+
+
+def is_pointer_of(layout: Layout, key: str) -> bool:
+    """Whether an object of this name is a pointer of the layout."""
+    return _fits(layout.pointers, Names.of(key))
+
+
+def is_list(key: str) -> bool:
+    """Whether an object of this name lists others of its set."""
+    names = Names.of(key)
+    return any(_fits(layout.lists, names) for layout in LAYOUTS)
+
+
+def _fits(signs: tuple[Sign, ...], names: Names) -> bool:
+    return any(sign.fits(names) for sign in signs)
 
 
 def folders_of(prefix: str) -> Iterator[tuple[str, Layout]]:

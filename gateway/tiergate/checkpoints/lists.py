@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tiergate.checkpoints import dcpmetadata
-from tiergate.checkpoints.layouts import home_of, role_of, split
+from tiergate.checkpoints.layouts import file_of, home_of, parent_of, role_of
 from tiergate.checkpoints.sets import Member, ReadBody
 from tiergate.errors import TiergateError
 from tiergate.model import Role
@@ -42,7 +42,7 @@ def read_list(key: str, read: ReadBody) -> Listing:
     Raises:
         DamagedSetError: it is no such list.
     """
-    file = split(key)[2]
+    file = file_of(key)
     return read_index(key, read(key)) if file.endswith(".index.json") else read_dcp(key, read(key))
 
 
@@ -54,7 +54,7 @@ def read_dcp(key: str, body: bytes) -> Listing:
         return Listing()
     except dcpmetadata.MetadataError as wrong:
         raise DamagedSetError(f"{key}: {wrong.message}") from None
-    prefix, _, file = split(key)
+    prefix, file = parent_of(key), file_of(key)
     members: dict[str, Member] = {}
     if file == "metadata.metadata":
         for name, least_bytes in metadata.files.items():
@@ -80,7 +80,7 @@ def _tiered(key: str, rank: str) -> str:
 
 def read_index(key: str, body: bytes) -> Listing:
     """The shards that a Hugging Face index names."""
-    prefix, _, file = split(key)
+    prefix, file = parent_of(key), file_of(key)
     weight_map = _object(key, body).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise DamagedSetError(f"{key}: it has no weight_map")
@@ -158,7 +158,7 @@ def pointed_by(key: str, body: bytes) -> tuple[str, ...]:
     (Ray Tune's experiment_state keeps its checkpoints as pickled text: it names none here.)"""
     if role_of(key) is not Role.POINTER or len(body) > POINTER_LIMIT_BYTES:
         return ()
-    prefix, _, file = split(key)
+    prefix, file = parent_of(key), file_of(key)
     if file == "checkpoint_manager_snapshot.json":
         names = _snapshot_names(key, body)
     else:

@@ -18,16 +18,18 @@ from tiergate.checkpoints import lists
 from tiergate.checkpoints.layouts import (
     CUSTOM,
     LAYOUTS,
-    Layout,
     Sight,
     file_layout_of,
+    file_of,
     folders_of,
     home_of,
+    is_list,
+    is_pointer_of,
     layout_named,
+    parent_of,
     role_of,
     root_of,
     sights_of,
-    split,
     step_of,
 )
 from tiergate.checkpoints.lists import DamagedSetError, pointed_by
@@ -138,7 +140,7 @@ class _Finding:
             root = self._root(home)
             root.see(layout.name, sight, place, key)
             root.encloses = root.encloses or (layout.encloses and sight is Sight.MARKER)
-        file = split(key)[2]
+        file = file_of(key)
         if (alone := file_layout_of(file)) is not None:
             self._files[key] = alone.name
         elif self._markers.is_users(ObjectName(self._bucket, key)):
@@ -171,7 +173,9 @@ class _Finding:
             while around and not prefix.startswith(around[-1].prefix):
                 around.pop()
             outer = around[-1] if around else None
-            if outer is not None and (outer.encloses or (outer.layout == root.layout and not root.marker)):
+            if outer is not None and (
+                outer.encloses or (outer.layout == root.layout and not root.marker and not root.encloses)
+            ):
                 if root.marker:
                     outer.below.append(root.marker)
                 continue
@@ -215,7 +219,7 @@ class _Surveying:
         if not name.prefix.endswith("/") and name.prefix:
             return self._single()
         marker, step = self._marker(), name.step
-        if marker and split(marker)[2] == "trainer_state.json":
+        if marker and file_of(marker) == "trainer_state.json":
             step = lists.trainer_step(marker, self._read(marker))
         is_listed = self._read_lists()
         if marker:
@@ -251,18 +255,14 @@ class _Surveying:
         return any(listing.members for listing in listings)
 
     def _lists(self) -> list[str]:
-        found = [
-            key
-            for key in self._own
-            if any(sight is Sight.LIST or _is_list(layout, key) for layout, sight, _ in sights_of(key))
-        ]
-        whole = {split(key)[0] for key in found if split(key)[2] == ".metadata"}
+        found = [key for key in self._own if is_list(key)]
+        whole = {parent_of(key) for key in found if file_of(key) == ".metadata"}
         by_rank = [key for key in found if _rank_of(key) is not None]
         # Without collectives each rank lists what is its own; a list of all makes those void.
-        void = {key for key in by_rank if split(key)[0] in whole}
+        void = {key for key in by_rank if parent_of(key) in whole}
         for key in by_rank:
             if key not in void:
-                prefix = split(key)[0]
+                prefix = parent_of(key)
                 for rank in range(_rank_of(key) or 0):
                     lower = f"{prefix}__{rank}.metadata"
                     self._members.setdefault(lower, Member(lower))
@@ -272,7 +272,7 @@ class _Surveying:
         marker = self._name.marker
         if not marker:
             return self._pointer()
-        file = split(marker)[2]
+        file = file_of(marker)
         if file == "_CHECKPOINT_METADATA" and not lists.is_committed(marker, self._read(marker)):
             return ""
         if self._name.layout == "megatron":
@@ -285,9 +285,9 @@ class _Surveying:
         layout, prefix = self._layout, self._name.prefix
         if layout is None or not layout.pointers:
             return ""
-        around = split(prefix[:-1])[0]
+        around = parent_of(prefix)
         for key in sorted(self._sizes):
-            if split(key)[0] != around or not any(sign.fits(split(key)[1], split(key)[2]) for sign in layout.pointers):
+            if parent_of(key) != around or not is_pointer_of(layout, key):
                 continue
             if self._sizes[key] > lists.POINTER_LIMIT_BYTES:
                 continue
@@ -305,13 +305,8 @@ class _Surveying:
         return bool(theirs) and theirs <= {key[len(prefix) :] for key in self._own}
 
 
-def _is_list(layout: Layout, key: str) -> bool:
-    _, folder, file = split(key)
-    return any(sign.fits(folder, file) for sign in layout.lists)
-
-
 def _rank_of(key: str) -> int | None:
-    file = split(key)[2]
+    file = file_of(key)
     rank = file.removeprefix("__").removesuffix(".metadata")
     return int(rank) if file == f"__{rank}.metadata" and rank.isascii() and rank.isdecimal() else None
 

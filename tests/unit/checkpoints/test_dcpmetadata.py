@@ -69,7 +69,7 @@ def test_python_pickler_and_long_lists_are_read() -> None:
         MetadataIndex("step", (at,)): _StorageInfo(f"a/__{at}_0.distcp", (1 << 40) + at, 5) for at in range(3000)
     }
     stream = io.BytesIO()
-    pickle._Pickler(stream, 4).dump(made)  # type: ignore[attr-defined]
+    pickle._Pickler(stream, 4).dump(made)
     for data in (stream.getvalue(), pickle.dumps(made)):
         files = dcpmetadata.read(data).files
         assert len(files) == 3000
