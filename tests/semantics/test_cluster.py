@@ -179,6 +179,27 @@ def test_marker_on_one_node_waits_for_shards_on_others(
     assert [change.key for change in changes_of(proxy.requests, bucket)][-1] == MARKER
 
 
+@pytest.mark.semantics("P4.12")
+def test_list_of_a_tiered_checkpoint_waits_for_ranks_on_other_nodes(
+    cluster: RunningCluster, proxy: FaultyOrigin, direct: Any, bucket: str
+) -> None:
+    shards = [f"ns/rank_{rank}/step_7/checkpoint.pt" for rank in range(3)]
+    marker = "ns/rank_0/step_7/metadata.metadata"
+    gate = Gate()
+    proxy.inject(Hold(gate), operation="PutObject", key=shards[2], times=None)
+    clients = clients_of(cluster)
+    for client, key in zip(clients, shards, strict=True):
+        client.put_object(Bucket=bucket, Key=key, Body=os.urandom(10_000))
+    clients[0].put_object(Bucket=bucket, Key=marker, Body=b"list")
+    proxy.wait_finished("PutObject", shards[0])
+    proxy.wait_finished("PutObject", shards[1])
+    cluster.nodes[0].wait_status("the list waits", lambda status: bool(status["writeback"]["fenced"]))
+    assert is_missing(direct, bucket, marker)
+    gate.release()
+    cluster.wait_settled()
+    assert [change.key for change in changes_of(proxy.requests, bucket)][-1] == marker
+
+
 @pytest.mark.semantics("P6.8")
 def test_identity_is_the_same_from_every_node(cluster: RunningCluster, bucket: str) -> None:
     clients = clients_of(cluster)

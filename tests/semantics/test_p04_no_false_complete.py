@@ -185,3 +185,40 @@ def test_pointer_waits_for_what_was_before_it_and_is_never_withdrawn(
     s3.delete_object(Bucket=bucket, Key="run/checkpoint_1/__1_0.distcp")
     node.wait_settled()
     assert f"-run/{POINTER}" not in sent(proxy, bucket)
+
+
+@pytest.mark.semantics("P4.12")
+@pytest.mark.parametrize("folder", ["ns/rank_{}/step_7/", "ns/step_7/rank_{}/"])
+def test_list_of_a_tiered_checkpoint_waits_for_the_shards_of_all_ranks(
+    node: RunningNode, s3: Any, direct: Any, proxy: FaultyOrigin, bucket: str, folder: str
+) -> None:
+    shards = [f"{folder.format(rank)}checkpoint.pt" for rank in range(3)]
+    marker = f"{folder.format(0)}metadata.metadata"
+
+    def save() -> None:
+        for key in (*shards, marker):
+            s3.put_object(Bucket=bucket, Key=key, Body=os.urandom(10_000))
+
+    gate = Gate()
+    proxy.inject(Hold(gate), operation="PutObject", key=shards[2])
+    save()
+    gate.wait_reached()
+    node.wait_status("a shard and the list are left", lambda status: status["writeback"]["pending"] == 2)
+    assert is_missing(direct, bucket, marker)
+    gate.release()
+    node.wait_settled()
+    assert sent(proxy, bucket)[-1] == marker
+
+    # Saved again in place: the list goes first and comes back last.
+    save()
+    node.wait_settled()
+    again = sent(proxy, bucket)[4:]
+    assert again.index(f"-{marker}") < min(again.index(shard) for shard in shards)
+    assert again[-1] == marker
+
+    for key in (*shards, marker):
+        s3.delete_object(Bucket=bucket, Key=key)
+    node.wait_settled()
+    deleted = sent(proxy, bucket)[4 + len(again) :]
+    assert deleted[0] == f"-{marker}"
+    assert set(deleted) == {f"-{key}" for key in (*shards, marker)}

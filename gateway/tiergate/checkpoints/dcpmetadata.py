@@ -208,10 +208,11 @@ class _Machine:
             raise MetadataError("too much at once")
 
     def memoize(self) -> None:
-        self._memo.append(self._top())
+        self._memo.append(self._stack[-1])
 
     def get(self) -> None:
-        self._stack.append(self._memo[self._number(1)])
+        self._stack.append(self._memo[self._data[self._at]])
+        self._at += 1
 
     def get_far(self) -> None:
         self._stack.append(self._memo[self._number(4)])
@@ -226,7 +227,8 @@ class _Machine:
         self._stack.append(False)
 
     def int1(self) -> None:
-        self._stack.append(self._number(1))
+        self._stack.append(self._data[self._at])
+        self._at += 1
 
     def int2(self) -> None:
         self._stack.append(self._number(2))

@@ -121,7 +121,7 @@ LAYOUTS: Final = (
     Layout(
         # What is in the folder is the user's; the run's pointers name the folders.
         "ray",
-        folder=re.compile(r"checkpoint_\d.*"),
+        folder=re.compile(r"checkpoint_(\d{6}|\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(\.\d+)?)"),
         pointers=(_sign(r"checkpoint_manager_snapshot\.json"), _sign(r"experiment_state-.*\.json")),
     ),
     Layout(
@@ -196,9 +196,17 @@ def ranks_of(home: str) -> str:
 
 def root_of(key: str) -> str:
     """The prefix of the set that a marker, list or member belongs to."""
-    if key.endswith(_TIERED_FILES) and (together := _TOGETHER.fullmatch(key)):
+    return tiered_root_of(key) or home_of(key)
+
+
+def tiered_root_of(key: str) -> str:
+    """The prefix of the tiered checkpoint that a key belongs to, by its names: rank 0's folder, or the step's where
+    that holds the ranks'. "" for other keys."""
+    if not key.endswith(_TIERED_FILES):
+        return ""
+    if together := _TOGETHER.fullmatch(key):
         return together[1] + together[2]
-    return home_of(key)
+    return home_of(key) if _APART.fullmatch(key) else ""
 
 
 def role_of(key: str) -> Role | None:

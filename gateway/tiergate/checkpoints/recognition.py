@@ -31,6 +31,7 @@ from tiergate.checkpoints.layouts import (
     root_of,
     sights_of,
     step_of,
+    tiered_root_of,
 )
 from tiergate.checkpoints.lists import DamagedSetError, pointed_by
 from tiergate.checkpoints.markers import STAGING_SUFFIX, Markers
@@ -58,16 +59,12 @@ def is_in(name: SetName, key: str) -> bool:
 
 def set_prefix_of(key: str, run_prefix: str) -> str:
     """The set that an object of a run belongs to: `run_prefix` and the first path component below it, with its slash;
-    "" for an object right in the run, or elsewhere."""
-    place = home_of(key)
-    start = len(run_prefix)
-    if not place.startswith(run_prefix):
+    of a tiered checkpoint of SageMaker its own prefix. "" for an object right in the run, or elsewhere."""
+    run = run_prefix if run_prefix.endswith("/") or not run_prefix else run_prefix + "/"
+    if not key.startswith(run):
         return ""
-    if run_prefix and not run_prefix.endswith("/"):
-        if place[start : start + 1] != "/":
-            return ""
-        start += 1
-    return place[: place.find("/", start) + 1]
+    tiered = tiered_root_of(key)
+    return tiered if len(tiered) > len(run) and tiered.startswith(run) else key[: key.find("/", len(run)) + 1]
 
 
 def manifest_of(name: SetName, sizes: Mapping[str, int], read: ReadBody) -> Manifest:
@@ -129,11 +126,11 @@ class _Finding:
     def see(self, key: str) -> None:
         """Count in a key."""
         home = root_of(key)
-        for prefix, layout in folders_of(home):
+        if (outermost := next(folders_of(home), None)) is not None:
+            prefix, layout = outermost
             root = self._root(prefix)
             root.see(layout.name, Sight.FOLDER, 0, "")
             root.encloses = True
-            break
         if self._is_pointer(key):
             return
         for layout, sight, place in sights_of(key):

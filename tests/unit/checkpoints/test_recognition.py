@@ -527,7 +527,9 @@ def test_step_that_names_tell(prefix: str, step: int | None) -> None:
         ("other/step_3/a", "run/", ""),
         ("step_3/a", "", "step_3/"),
         ("a", "", ""),
-        ("ns/rank_5/step_7/checkpoint.pt", "ns/", "ns/rank_0/"),
+        ("ns/rank_5/step_7/checkpoint.pt", "ns/", "ns/rank_0/step_7/"),
+        ("ns/rank_5/step_7/checkpoint.pt", "ns/rank_5/", "ns/rank_5/step_7/"),
+        ("ns/rank_5/step_7/other", "ns/", "ns/rank_5/"),
         ("ns/step_7/rank_5/checkpoint.pt", "ns/", "ns/step_7/"),
     ],
 )
