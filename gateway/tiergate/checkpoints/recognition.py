@@ -42,7 +42,8 @@ __all__ = ["DamagedSetError", "is_in", "manifest_of", "pointed_by", "set_prefix_
 
 
 def sets_of(bucket: str, keys: Iterable[str], markers: Markers) -> list[SetName]:
-    """All sets among the keys, also those without a marker yet: the newest step first, then those without a step."""
+    """All sets among the keys, also those without a marker yet: the newest step first, then those without a step. Of a
+    set that is there in part, what is not among the keys is not known: give all that lies under a run."""
     found = _Finding(bucket, markers)
     for key in keys:
         found.see(key)
@@ -207,8 +208,10 @@ class _Surveying:
         inside = [key for key in self._sizes if is_in(self._name, key) and not _is_staged(key)]
         others = [other.prefix for other in sets_of("", inside, _NO_PATTERNS) if other.prefix != self._name.prefix]
         deeper = sorted(prefix for prefix in others if prefix.startswith(self._name.prefix) and prefix.endswith("/"))
+        is_folder = next(folders_of(self._name.prefix), None) is not None
         for key in inside:
-            if not _is_below(key, deeper):
+            # A pointer in a run's folder is the run's; in a set's own folder it came with the set.
+            if not _is_below(key, deeper) and (is_folder or role_of(key) is not Role.POINTER):
                 yield key
 
     def manifest(self) -> Manifest:

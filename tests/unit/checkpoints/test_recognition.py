@@ -469,6 +469,15 @@ def test_pointers_and_other_things_make_no_sets() -> None:
     assert sets_of("bucket", keys, MARKERS) == []
 
 
+def test_pointer_is_a_member_of_a_folder_that_is_a_set_but_not_of_a_runs() -> None:
+    run = objects("run/checkpoint-5/latest", "run/checkpoint-5/global_step5/mp_rank_00_model_states.pt", "run/latest")
+    for folder in ("run/", "run/checkpoint-5/"):
+        run.put(f"{folder}trainer_state.json", b'{"global_step": 5}')
+    assert list(run.sets()) == ["run/checkpoint-5/", "run/"]
+    assert Member("run/checkpoint-5/latest") in run.manifest("run/checkpoint-5/").members
+    assert run.manifest("run/").members == (Member("run/trainer_state.json"),)
+
+
 def test_set_at_the_root_of_a_bucket(of_torch: Objects) -> None:
     root = objects("other/x")
     for file in (".metadata", "__0_0.distcp"):
