@@ -27,6 +27,7 @@ from tiergate.s3.operations import parse
 from tiergate.s3.target import Target
 from tiergate.testing.copies import HoldersDirectory, Peers
 from tiergate.testing.modelorigin import ModelOrigin
+from tiergate.writeback.standing import Standing
 from tiergate.writeback.withdrawal import Withdrawals
 
 BUCKET = "bucket"
@@ -112,6 +113,7 @@ class Node:
                 self.metrics,
                 foreign_version,
                 settings.revalidate_s,
+                Standing(self.memory.token, lambda: replication.me),
             ),
             metrics=self.metrics,
             replication=replication,
