@@ -27,7 +27,10 @@ __all__ = [
     "start_node",
 ]
 
-FLAGS = ("--origin-attempts", "2", "--origin-backoff", "20ms", "--origin-backoff-max", "200ms", "--marker-quiet", "1s")
+FLAGS = (
+    *("--origin-attempts", "2", "--origin-backoff", "20ms", "--origin-backoff-max", "200ms"),
+    *("--marker-quiet", "1s", "--marker-hold", "1s"),
+)
 """So that what must be tried again, or left alone for a while, is so within a test's patience."""
 
 NODES = pytest.StashKey[list[tuple[RunningNode, int]]]()

@@ -85,7 +85,7 @@ def node(flags: tuple[str, ...]) -> Iterator[RunningNode]:
         client = origin.client()
         client.create_bucket(Bucket=BUCKET)
         client.close()
-        with checking_node(origin, "--marker-quiet", "1s", *flags) as running:
+        with checking_node(origin, "--marker-quiet", "1s", "--marker-hold", "1s", *flags) as running:
             yield running
             assert running.metric("tiergate_http_broken_invariants_total") == 0, running.log_tail()
 

@@ -33,7 +33,10 @@ LONG_LEASE_S = 20
 MEMORY = "96MiB"
 CLIENT = {"TIERGATE_ACCESS_KEY_ID": "AKIDCLUSTER", "TIERGATE_SECRET_ACCESS_KEY": "the-secret-of-clients"}
 SECRET = {"TIERGATE_CLUSTER_SECRET": "what the peers of these tests know each other by"}
-FLAGS = ("--origin-attempts", "2", "--origin-backoff", "20ms", "--origin-backoff-max", "200ms", "--marker-quiet", "1s")
+FLAGS = (
+    *("--origin-attempts", "2", "--origin-backoff", "20ms", "--origin-backoff-max", "200ms"),
+    *("--marker-quiet", "1s", "--marker-hold", "1s"),
+)
 PATIENT_S = 90.0
 LONG_COUNT = 10_000
 """Saves of a job that goes on until it is told to end."""

@@ -57,7 +57,16 @@ def test_random_requests_are_explained_by_one_order_of_each_key(
     seed = os.environ.get("TIERGATE_TEST_SEED", "") or str(random.SystemRandom().randrange(1 << 30))
     choice = random.Random(seed)
     told = f"TIERGATE_TEST_SEED={seed}"
-    flags = ("--marker-quiet", "100ms", "--through-wait", "3s", "--revalidate", choice.choice(("0s", "1h")))
+    flags = (
+        "--marker-quiet",
+        "100ms",
+        "--marker-hold",
+        "300ms",
+        "--through-wait",
+        "3s",
+        "--revalidate",
+        choice.choice(("0s", "1h")),
+    )
     node = start_node(*flags, workers=2, memory_limit=choice.choice(("64MiB", "256MiB")))
     client = node.client(retries={"max_attempts": 1})
     # The client tries again by itself.

@@ -60,6 +60,7 @@ from tiergate.writeback.copier import Copier
 from tiergate.writeback.drain import Drain, Peers, Report
 from tiergate.writeback.fence import FenceMode, PendingView, blockers
 from tiergate.writeback.gate import Gate
+from tiergate.writeback.holds import HoldBounds
 from tiergate.writeback.recovery import Sweep, recover_member
 from tiergate.writeback.repair import Repair
 from tiergate.writeback.scopes import is_fenced
@@ -139,6 +140,7 @@ class World:
         self.broken: list[str] = []
         self.is_origin_away = False
         self.slowness = self.rng.choice((0.1, 0.4, 0.7))
+        self.hold_s = self.rng.choice((0.0, 2.0, 20.0))
         self.is_calm = False
         """Nothing is lost, slow or standing still but what the test says."""
         self.takes_s: Callable[[str, str, ObjectName], float | None] = lambda node, operation, name: None
@@ -475,7 +477,8 @@ class Process:
             self.replication,
         )
         slots = self.slots = asyncio.Semaphore(2)
-        gate = self.gate = Gate(self.directory, clock, lambda name: FenceMode.AUTO, QUIET_S, standing, slots)
+        hold = HoldBounds(world.hold_s, lambda: True)
+        gate = self.gate = Gate(self.directory, clock, lambda name: FenceMode.AUTO, QUIET_S, hold, standing, slots)
         bounds = UploaderSettings(begun_count=4, backoff_base_s=0.1, backoff_cap_s=2.0)
         self.uploader = Uploader(self.directory, sender, gate, clock, world.metrics, bounds, slots)
         self.uploader._random = random.Random(world.rng.random())

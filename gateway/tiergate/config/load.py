@@ -24,6 +24,8 @@ CONFIG_FILE_ENV = "TIERGATE_CONFIG"
 _ENV_PREFIX = "TIERGATE_"
 _GIVES_WAY = (
     ("dirty_age_slow_s", "dirty_age_limit_s"),
+    ("marker_hold_s", "dirty_age_slow_s"),
+    ("marker_hold_s", "dirty_age_limit_s"),
     ("origin_backoff_s", "origin_backoff_max_s"),
 )
 """Pairs of which the first may not be larger: its default gives way to a second one that is given."""

@@ -107,10 +107,12 @@ def _addresses(settings: Settings) -> Iterator[Broken]:
 def _amounts(settings: Settings) -> Iterator[Broken]:
     for small, large in (
         ("dirty_age_slow_s", "dirty_age_limit_s"),
+        ("marker_hold_s", "dirty_age_slow_s"),
+        ("marker_hold_s", "dirty_age_limit_s"),
         ("origin_backoff_s", "origin_backoff_max_s"),
     ):
         low, high = getattr(settings, small), getattr(settings, large)
-        never = small == "dirty_age_slow_s" and high == 0
+        never = large.startswith("dirty_age") and high == 0
         if low > high and not never:
             yield (
                 (small, large),

@@ -302,6 +302,20 @@ class Settings:
         v.parse_duration,
         "How long a set whose member was replaced must be quiet before its marker is written back.",
     )
+    marker_hold_s: float = setting(
+        _BACK,
+        300.0,
+        v.parse_duration,
+        "How long new objects of a set that stands in the origin wait at most for its new marker. 0: not at all.",
+    )
+    marker_hold_percent: int = setting(
+        _BACK,
+        50,
+        v.parse_count,
+        "Once so much of the memory holds what the origin lacks, they wait no longer.",
+        low=0,
+        high=100,
+    )
     writeback_concurrency_count: int = setting(
         _BACK, 8, v.parse_count, "Uploads (objects or parts) to the origin at a time.", low=1, high=1000
     )

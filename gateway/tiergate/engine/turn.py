@@ -7,14 +7,17 @@ from dataclasses import replace
 from functools import partial
 
 from tiergate.checkpoints.markers import scope_of
+from tiergate.config import FenceMode
 from tiergate.directory.base import Intent
 from tiergate.engine.afterwards import Afterwards
 from tiergate.engine.rooms import Rooms, log_name
-from tiergate.errors import FencedError, OverloadedError, TiergateError
+from tiergate.errors import FencedError, OriginError, OverloadedError, TiergateError
 from tiergate.model import NO_BASE, UNKNOWN_BASE, Actor, Kind, ObjectName, Pending, Role, Step, new_uid
 from tiergate.observe.logs import get_logger
 from tiergate.writeback.fence import PendingView, blockers
+from tiergate.writeback.holds import sets_around
 from tiergate.writeback.recovery import doubt
+from tiergate.writeback.renewal import held_by, may_be_held
 
 FIRST_LOOK_S = 0.005
 LAST_LOOK_S = 0.25
@@ -91,7 +94,10 @@ class Turn:
         """
 
         async def settled() -> bool:
-            return not await self._rooms.directory.pending_under(bucket, prefix, 1)
+            pending = await self._rooms.directory.pending_under(bucket, prefix, 1)
+            for write in pending:
+                await self._end_holds(write)
+            return not pending
 
         await self.wait(ObjectName(bucket, prefix), settled)
 
@@ -176,9 +182,43 @@ class Turn:
     async def _is_open(self, subject: Pending) -> bool:
         if not await self._is_settled(subject.name):
             return False
-        view = PendingView(await self._rooms.directory.beside([subject]))
+        pending = await self._rooms.directory.beside([subject])
         mode, quiet_s = self._rooms.fence_of(subject.name), self._rooms.settings.marker_quiet_s
-        return blockers(subject, view, mode, self._rooms.clock.wall_s(), quiet_s) is None
+        is_open = blockers(subject, PendingView(pending), mode, self._rooms.clock.wall_s(), quiet_s) is None
+        if not is_open:
+            await self._end_hold(subject, pending)
+        return is_open
+
+    async def _end_holds(self, write: Pending) -> None:
+        """A request waits for the write: see `_end_hold`."""
+        await self._end_hold(write, [write, *await self._rooms.directory.beside([write])])
+
+    async def _end_hold(self, subject: Pending, pending: Sequence[Pending]) -> None:
+        """A request waits for `subject`, and so perhaps for what is held until the marker of its set is written anew,
+        which may be what the request is about: the marker is withdrawn now, and nothing is held any more. One of
+        `pending` at a time; who waits looks again."""
+        is_strict = self._rooms.fence_of(subject.name) is FenceMode.STRICT
+        scope = "" if is_strict else scope_of(subject.name.key)
+        for write in pending:
+            if write.name.bucket != subject.name.bucket or not write.name.key.startswith(scope):
+                continue
+            if not may_be_held(write) or self._rooms.fence_of(write.name) is FenceMode.OFF:
+                continue
+            if held_by(write, await sets_around(self._rooms.directory, write)) is not None:
+                await self._withdraw_for(write.name)
+                return
+
+    async def _withdraw_for(self, name: ObjectName) -> None:
+        """Withdraw the markers of a write that is held, unless one is on its way just now."""
+        uid = new_uid(self._rooms.clock.wall_s())
+        step = Step(name, uid, self._rooms.step_holder, Role.SMALL, through=True, replaces=True)
+        try:
+            if await self._rooms.directory.begin_step(step):
+                await self._rooms.withdrawals.clear_way(name)
+        except (OriginError, OverloadedError) as error:
+            log.warning("what is held for a set could not be let go yet", error=error, **log_name(name))
+        finally:
+            await self.end(step)
 
     async def _end_quiet(self, name: ObjectName) -> None:
         """A withdrawn marker stays away while more may come for its set; who speaks of the marker itself says that no
@@ -200,6 +240,8 @@ class Turn:
         pending = (await self._rooms.directory.get(name)).pending
         if pending is not None and pending.quarantined:
             raise OverloadedError("an earlier write of this key is quarantined", retry_after_s=30, **log_name(name))
+        if pending is not None:
+            await self._end_holds(pending)
         return pending is None
 
     async def wait(self, name: ObjectName, done: Callable[[], Awaitable[bool]]) -> None:

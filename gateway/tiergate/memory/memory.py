@@ -76,11 +76,15 @@ class MemoryStats:
     spare_bytes: int
 
     @property
+    def room_bytes(self) -> int:
+        """What bodies may take in all."""
+        return self.budget_bytes - self.index_bytes - self.spare_bytes
+
+    @property
     def available_bytes(self) -> int:
         """What a new body could get now: room never used yet, free, or taken by bodies that may be
         evicted."""
-        slab_budget = self.budget_bytes - self.index_bytes - self.spare_bytes
-        return max(0, slab_budget - self.used_bytes - self.reserved_bytes + self.evictable_bytes)
+        return max(0, self.room_bytes - self.used_bytes - self.reserved_bytes + self.evictable_bytes)
 
 
 class Memory:

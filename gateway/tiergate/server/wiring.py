@@ -6,6 +6,7 @@ import shutil
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from tiergate.replication.base import Alone, Promise, Replication
 from tiergate.server.budget import split
 from tiergate.writeback.copier import Copier
 from tiergate.writeback.gate import Gate
+from tiergate.writeback.holds import HoldBounds
 from tiergate.writeback.sender import Sender, SenderSettings
 from tiergate.writeback.standing import Standing
 from tiergate.writeback.uploader import Uploader, UploaderSettings
@@ -205,13 +207,20 @@ def open_uploader(rooms: Rooms, standing: Standing) -> Uploader:
         rooms.replication,
     )
     slots = asyncio.Semaphore(settings.writeback_concurrency_count)
-    gate = Gate(rooms.directory, rooms.clock, rooms.fence_of, settings.marker_quiet_s, standing, slots)
+    hold = HoldBounds(settings.marker_hold_s, partial(has_room_to_hold, rooms.memory, settings.marker_hold_percent))
+    gate = Gate(rooms.directory, rooms.clock, rooms.fence_of, settings.marker_quiet_s, hold, standing, slots)
     bounds = UploaderSettings(
         settings.writeback_concurrency_count * BEGUN_PER_SLOT,
         settings.origin_backoff_s,
         settings.origin_backoff_max_s,
     )
     return Uploader(rooms.directory, sender, gate, rooms.clock, rooms.metrics, bounds, slots)
+
+
+def has_room_to_hold(memory: Memory, percent: int) -> bool:
+    """Whether what the origin lacks takes no more than a part of the memory."""
+    stats = memory.stats()
+    return 100 * (stats.dirty_bytes + stats.receiving_bytes) <= percent * stats.room_bytes
 
 
 def node_id(root: Path) -> str:

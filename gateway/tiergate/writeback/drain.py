@@ -109,7 +109,7 @@ class Drain:
             OverloadedError: the directory does not answer, and it is over.
         """
         self._uploader.in_order = newest_first
-        self._uploader.retry_now()
+        self._uploader.hurry()
         until_s = self._clock.monotonic_s() + drain_s
         seen: dict[str, Pending] = {}
         while True:

@@ -8,6 +8,8 @@ inherits its place, so that a marker committed in between still waits for it):
   *pointer* waits for what was there before it. Of several in one scope, the lower place goes first.
 - A *small* object waits for the large ones in its scope that were acknowledged before its request began; a *large*
   one waits for nothing.
+- A put that replaces a member of a set whose marker stands in the origin is held until the marker is written anew, or
+  for a bounded time (`renewal`).
 - A deletion waits only for the deletion of a marker whose scope holds it: markers go first, whatever order the client
   used.
 - Mode `strict`: everything waits for everything before it in its bucket. Mode `off`: puts wait for nothing.
@@ -25,6 +27,7 @@ from tiergate.checkpoints.markers import ancestor_scopes
 from tiergate.config import FenceMode
 from tiergate.model import Kind, ObjectName, Pending, Role
 from tiergate.writeback.order import StrictOrder
+from tiergate.writeback.renewal import Sets, held_by
 from tiergate.writeback.scopes import Scope, ScopeIndex, is_fenced
 
 __all__ = ["Blocked", "FenceMode", "PendingView", "Reason", "blockers"]
@@ -37,14 +40,15 @@ class Reason(StrEnum):
     SET_CHANGED = "objects of its set were replaced or deleted after it"
     SET_BUSY = "its set was overwritten in place and may still be in the middle of that"
     LARGE_FIRST = "large objects acknowledged before it are not in the origin yet"
+    SET_STANDS = "its set stands in the origin and its marker was not written anew yet"
     MARKER_FIRST = "the marker of its set is deleted first"
     STRICT_ORDER = "everything before it comes first"
 
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """`waits_for` names one write that is in the way (None: only time is); `until_s` is the wall time at which to look
-    again if nothing else happens, 0 for none."""
+    """`waits_for` names one write that is in the way, or is to come (None: only time is); `until_s` is the wall time at
+    which to look again if nothing else happens, 0 for none."""
 
     reason: Reason
     waits_for: ObjectName | None = None
@@ -56,9 +60,11 @@ class Blocked:
 
 
 class PendingView:
-    """All pending writes, indexed so that each question about one of them is answered in a few look-ups."""
+    """All pending writes, indexed so that each question about one of them is answered in a few look-ups; and what is
+    known of the sets around those that replace something."""
 
-    def __init__(self, pending: Iterable[Pending]) -> None:
+    def __init__(self, pending: Iterable[Pending], sets: Sets | None = None) -> None:
+        self.sets: Sets = {} if sets is None else sets
         self.writes = tuple(sorted(pending, key=lambda write: write.place))
         self.scopes = ScopeIndex(self.writes)
         self._order: StrictOrder | None = None
@@ -98,6 +104,9 @@ def _blockers(subject: Pending, view: PendingView, now_s: float, quiet_s: float)
         return None if marker is None else Blocked(Reason.MARKER_FIRST, marker)
     if is_fenced(subject):
         return _marker_blockers(subject, view.scopes, now_s, quiet_s)
+    standing = held_by(subject, view.sets)
+    if standing is not None and now_s < standing.until_s:
+        return Blocked(Reason.SET_STANDS, standing.marker, standing.until_s)
     if subject.role is Role.SMALL:
         large = view.scopes.large_until(Scope.of(subject.name), subject.start_revision, subject.name)
         if large is not None:

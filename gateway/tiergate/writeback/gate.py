@@ -9,7 +9,7 @@ themselves always, and what replaces something where nodes share an origin.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from tiergate.checkpoints.markers import collide
@@ -19,6 +19,7 @@ from tiergate.errors import FencedError, OverloadedError
 from tiergate.model import NO_BASE, Actor, Kind, ObjectName, Pending, Role, Step
 from tiergate.observe.logs import get_logger
 from tiergate.writeback.fence import Blocked, FenceMode, PendingView, blockers
+from tiergate.writeback.holds import HoldBounds, Holds
 from tiergate.writeback.standing import Standing
 
 log = get_logger(__name__)
@@ -34,6 +35,7 @@ class Gate:
         clock: Clock,
         fence_of: Callable[[ObjectName], FenceMode],
         quiet_s: float,
+        hold: HoldBounds,
         standing: Standing,
         slots: asyncio.Semaphore,
     ) -> None:
@@ -43,6 +45,7 @@ class Gate:
         self._quiet_s = quiet_s
         self._standing = standing
         self._slots = slots
+        self.holds = Holds(directory, clock, fence_of, hold)
         self._view = PendingView([])
         self._changed = asyncio.Event()
         self._steps: list[Step] = []
@@ -71,12 +74,18 @@ class Gate:
     async def _read(self) -> list[Pending]:
         own = await self._directory.pending()
         strict = {write.name.bucket for write in own if self._fence_of(write.name) is FenceMode.STRICT}
-        self._view = PendingView(await self._directory.beside(own, strict) if self.is_shared else own)
+        beside = await self._directory.beside(own, strict) if self.is_shared else own
+        await self.holds.look(own)
+        self._view = self.view_of(beside)
         # After what is pending: a step that is announced later sees that and waits.
         steps = await self._directory.steps()
         self._steps = [step for step in steps if step.through or not self._is_own(step)]
         self._announced = [step for step in steps if not step.through]
         return own
+
+    def view_of(self, pending: Sequence[Pending]) -> PendingView:
+        """What the fence looks at, with sets as they were known last."""
+        return PendingView(pending, self.holds.sets)
 
     def _is_own(self, step: Step) -> bool:
         return Actor.parse(step.holder).token == self._standing.token
@@ -134,6 +143,7 @@ class Gate:
             subject = (await self._directory.get(write.name)).pending
             if subject is None or subject.uid != write.uid or not self._is_mine(subject):
                 raise FencedError("superseded", key=write.name.key)
+            await self.holds.ask(subject)
             self._standing.check(subject.owner)
             if self._seems_free(subject) and await self._take_turn(subject):
                 return

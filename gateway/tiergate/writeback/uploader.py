@@ -27,7 +27,7 @@ from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
 from tiergate.policy.backoff import delay_s
 from tiergate.writeback.due import Limits, plan
-from tiergate.writeback.fence import Blocked, PendingView
+from tiergate.writeback.fence import Blocked
 from tiergate.writeback.gate import Gate
 from tiergate.writeback.sender import MissingBytesError, Sender
 
@@ -47,6 +47,9 @@ LOOK_PAUSE_LIMIT_S = 2.0
 FIRST_LOOK_AGAIN_S = 0.25
 LAST_LOOK_AGAIN_S = 1.0
 """While writes wait for those of other nodes, which nobody tells of."""
+
+HOLD_LOOK_S = 0.5
+"""How often is looked while something is held: memory may fill meanwhile, which nobody tells of."""
 
 SHARED_LOOK_S = 5.0
 """How often is looked in a cluster without any sign: other nodes may give this one something to do."""
@@ -105,6 +108,11 @@ class Uploader:
         self._orphans_at_s = 0.0
         self._changed.set()
 
+    def hurry(self) -> None:
+        """The node is to stop: forget all waits after failures, and hold nothing for sets to be whole."""
+        self._gate.holds.end()
+        self.retry_now()
+
     @property
     def in_flight_count(self) -> int:
         """Writes being worked on."""
@@ -113,7 +121,7 @@ class Uploader:
     def held_back(self, pending: Sequence[Pending]) -> list[tuple[Pending, Blocked]]:
         """Which of `pending` wait for others, and for what. In a cluster, where others are other nodes' too: as of the
         last look."""
-        view = None if self._gate.is_shared else PendingView(pending)
+        view = None if self._gate.is_shared else self._gate.view_of(pending)
         found = [(write, self._gate.blocked(write, view)) for write in pending if not write.quarantined]
         return [(write, blocked) for write, blocked in found if blocked is not None]
 
@@ -183,6 +191,8 @@ class Uploader:
         waits_s = [max(0.0, at_s - now_s) for at_s in times_s if at_s is not None]
         if self._gate.is_shared:
             waits_s.append(self._look_again(frozenset(held)))
+        if self._gate.holds.any:
+            waits_s.append(HOLD_LOOK_S)
         return min(waits_s, default=None)
 
     def _look_again(self, held: frozenset[str]) -> float:

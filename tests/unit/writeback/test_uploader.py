@@ -16,6 +16,7 @@ from tiergate.observe.metrics import Metrics
 from tiergate.testing.directory_contract import make_intent, make_version
 from tiergate.writeback.fence import FenceMode
 from tiergate.writeback.gate import Gate
+from tiergate.writeback.holds import HoldBounds
 from tiergate.writeback.sender import Sender, Visible, all_of
 from tiergate.writeback.standing import Standing
 from tiergate.writeback.uploader import Uploader, UploaderSettings
@@ -82,6 +83,9 @@ class BrokenDirectory(EmbeddedDirectory):
         return await super().pending()
 
 
+NO_HOLD = HoldBounds(0.0, lambda: True)
+
+
 class Node:
     def __init__(self, folder: Path, slots_count: int) -> None:
         directory = BrokenDirectory.open(folder, 2 << 20)
@@ -90,7 +94,9 @@ class Node:
         self.metrics = Metrics()
         self.sender = ScriptedSender(self.directory)
         slots = asyncio.Semaphore(slots_count)
-        self.gate = Gate(self.directory, self.clock, lambda name: FenceMode.AUTO, QUIET_S, Standing("uploader"), slots)
+        self.gate = Gate(
+            self.directory, self.clock, lambda name: FenceMode.AUTO, QUIET_S, NO_HOLD, Standing("uploader"), slots
+        )
         self.uploader = Uploader(
             self.directory,
             cast(Sender, self.sender),
