@@ -179,7 +179,7 @@ def test_marker_on_one_node_waits_for_shards_on_others(
     assert [change.key for change in changes_of(proxy.requests, bucket)][-1] == MARKER
 
 
-@pytest.mark.semantics("P4.12")
+@pytest.mark.semantics("P4.17")
 def test_list_of_a_tiered_checkpoint_waits_for_ranks_on_other_nodes(
     cluster: RunningCluster, proxy: FaultyOrigin, direct: Any, bucket: str
 ) -> None:

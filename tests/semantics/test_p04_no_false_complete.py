@@ -187,7 +187,7 @@ def test_pointer_waits_for_what_was_before_it_and_is_never_withdrawn(
     assert f"-run/{POINTER}" not in sent(proxy, bucket)
 
 
-@pytest.mark.semantics("P4.12")
+@pytest.mark.semantics("P4.17")
 @pytest.mark.parametrize("folder", ["ns/rank_{}/step_7/", "ns/step_7/rank_{}/"])
 def test_list_of_a_tiered_checkpoint_waits_for_the_shards_of_all_ranks(
     node: RunningNode, s3: Any, direct: Any, proxy: FaultyOrigin, bucket: str, folder: str

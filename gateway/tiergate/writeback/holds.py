@@ -43,7 +43,7 @@ class Holds:
         self._bounds = bounds
         self._since_s: dict[Scope, float] = {}
         """Since when, by the wall, each set has been held without a break."""
-        self._are_over = False
+        self._are_over = bounds.hold_s <= 0.0
         self._has_room = True
         self.sets: dict[Scope, StandingSet | None] = {}
 

@@ -4,8 +4,10 @@ The marker stays what it was for every client of the gateway: its record turns d
 write-back puts it back when the fence says that the set is whole.
 """
 
+import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from weakref import WeakValueDictionary
 
 from tiergate.checkpoints.markers import Markers, ancestor_scopes
 from tiergate.clock import Clock
@@ -56,6 +58,8 @@ class Withdrawals:
         self._standing = standing
         self._copier = copier
         self._looked: dict[tuple[str, str], float] = {}
+        self._turns: WeakValueDictionary[ObjectName, asyncio.Lock] = WeakValueDictionary()
+        """So that of several who need a marker away, one withdraws it; and one looks for those in a scope."""
 
     async def clear_way(self, name: ObjectName, by: Holder | None, *, deleting: bool = False) -> None:
         """Called before `name`, which the origin holds, is replaced or deleted there: no marker that this would make
@@ -76,7 +80,8 @@ class Withdrawals:
         for group in [scopes] if deleting else [[scope] for scope in reversed(scopes)]:
             for seen in await self._directory.standing_markers(name.bucket, group):
                 if seen.record is not None and seen.record.name != name:
-                    await self._withdraw(seen.record.name, by)
+                    async with self._turn(seen.record.name):
+                        await self._withdraw(seen.record.name, by)
 
     async def _withdraw(self, marker: ObjectName, by: Holder | None) -> None:
         for _ in range(WITHDRAW_ATTEMPTS_COUNT):
@@ -166,24 +171,31 @@ class Withdrawals:
     async def _learn_foreign(self, bucket: str, scopes: list[str]) -> None:
         """Record markers that somebody put into the origin without the gateway; looked for once per revalidation
         time, the stated limit for changes behind the gateway."""
-        now_s = self._clock.monotonic_s()
         for scope in scopes:
-            looked_s = self._looked.get((bucket, scope))
-            if looked_s is not None and now_s - looked_s < self._revalidate_s:
-                continue
-            after = ""
-            while True:
-                page = await self._origin.list_objects(bucket, scope, "/", after, 1000)
-                for entry in page.entries:
-                    name = ObjectName(bucket, entry.key)
-                    if self._markers.role_of(name, entry.size_bytes) is Role.MARKER:
-                        await self.learn(name)
-                if not page.is_truncated:
-                    break
-                after = page.last_key
-            if len(self._looked) >= LOOKED_LIMIT_COUNT:
-                self._looked.clear()
-            self._looked[(bucket, scope)] = now_s
+            async with self._turn(ObjectName(bucket, scope)):
+                await self._look_in(bucket, scope)
+
+    async def _look_in(self, bucket: str, scope: str) -> None:
+        now_s = self._clock.monotonic_s()
+        looked_s = self._looked.get((bucket, scope))
+        if looked_s is not None and now_s - looked_s < self._revalidate_s:
+            return
+        after = ""
+        while True:
+            page = await self._origin.list_objects(bucket, scope, "/", after, 1000)
+            for entry in page.entries:
+                name = ObjectName(bucket, entry.key)
+                if self._markers.role_of(name, entry.size_bytes) is Role.MARKER:
+                    await self.learn(name)
+            if not page.is_truncated:
+                break
+            after = page.last_key
+        if len(self._looked) >= LOOKED_LIMIT_COUNT:
+            self._looked.clear()
+        self._looked[(bucket, scope)] = now_s
+
+    def _turn(self, name: ObjectName) -> asyncio.Lock:
+        return self._turns.setdefault(name, asyncio.Lock())
 
     async def learn(self, name: ObjectName) -> None:
         """Record a marker that the origin holds and the directory does not know."""
