@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.fs
+import pyarrow.fs  # type: ignore[import-untyped]
 import pytest
-import s3fs
+import s3fs  # type: ignore[import-untyped]
 import torch
 from tests.nodes import StartNode
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver

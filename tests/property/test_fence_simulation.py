@@ -464,6 +464,81 @@ async def test_fence_off_the_check_sees_a_marker_without_its_set() -> None:
             made.origin.let(next_call(made, "put", "run/1/.metadata"))
 
 
+async def test_without_a_hold_the_check_sees_a_marker_withdrawn_too_early() -> None:
+    """The check above can fail."""
+    async with running() as made:
+        made.hold_s, made.looks_at_holds = HOLD_S, True
+        await made.put("run/1/a", 1)
+        await made.put("run/1/.metadata", 1)
+        await made.settle()
+        await made.put("run/1/a", 0)
+        await made.idle()
+        while made.origin.open_calls()[0].operation == "list":
+            await made.let(0, "heard")
+        with pytest.raises(AssertionError, match="was withdrawn for nothing"):
+            made.origin.let(next_call(made, "delete", "run/1/.metadata"))
+
+
+@pytest.mark.parametrize("mode", [FenceMode.AUTO, FenceMode.STRICT])
+async def test_new_members_are_held_and_their_parts_travel(mode: FenceMode) -> None:
+    async with running(mode, hold_s=HOLD_S) as made:
+        for key in ("run/1/a", "run/1/large", "run/1/.metadata"):
+            await made.put(key, 1)
+        await made.settle()
+        made.origin.done.clear()
+        await made.put("run/1/a", 0)
+        await made.put("run/1/large", 0)
+        await made.idle()
+        while made.origin.open_calls():
+            await made.let(0, "heard")
+        assert {operation for operation, _ in made.origin.done} == {"create", "part"}
+        await made.put("run/1/.metadata", 0)
+        await made.idle()
+        while made.origin.open_calls():
+            await made.let(0, "heard")
+        changes = [done for done in made.origin.done if done[0] in ("put", "complete", "delete")]
+        assert changes[0] == ("delete", "run/1/.metadata")
+        assert sorted(changes[1:-1]) == [("complete", "run/1/large"), ("put", "run/1/a")]
+        assert changes[-1] == ("put", "run/1/.metadata")
+        made.check_end()
+
+
+async def test_hold_of_an_inner_set_leaves_the_outer_marker_too() -> None:
+    async with running(hold_s=HOLD_S) as made:
+        for key in ("run/1/a", "run/1/.metadata", "run/.metadata"):
+            await made.put(key, 1)
+        await made.settle()
+        await made.put("run/1/a", 0)
+        await made.idle()
+        assert not made.origin.open_calls()
+        assert len(made.origin.objects) == 3
+        await made.put("run/1/.metadata", 0)
+        await made.settle()
+        made.check_end()
+
+
+async def test_hold_ends_with_the_deletion_of_the_marker() -> None:
+    """As torch.distributed.checkpoint deletes it right before it writes the new one."""
+    async with running(hold_s=1e9) as made:
+        await made.put("run/1/a", 1)
+        await made.put("run/1/.metadata", 1)
+        await made.settle()
+        made.origin.done.clear()
+        await made.put("run/1/a", 0)
+        await made.idle()
+        assert not made.origin.open_calls()
+        await made.delete("run/1/.metadata", 0)
+        await made.rename_marker(0)
+        await made.settle()
+        changes = [done for done in made.origin.done if done[0] in ("put", "delete")]
+        assert [each for each in changes if not each[1].endswith(".tmp")] == [
+            ("delete", "run/1/.metadata"),
+            ("put", "run/1/a"),
+            ("put", "run/1/.metadata"),
+        ]
+        made.check_end()
+
+
 async def test_replaced_member_marker_that_landed_unheard_is_withdrawn_first() -> None:
     """It stands in the origin though its pending write says that nothing does."""
     async with running() as made:

@@ -304,6 +304,11 @@ def test_loopback_address_needs_no_credentials(address: str) -> None:
         ({"ORIGIN": "http://127.0.0.1:9000"}, "TIERGATE_ORIGIN: http://127.0.0.1:9000 is this node itself"),
         ({"ORIGIN": "http://localhost:9001"}, "is this node itself (admin_listen is 127.0.0.1:9001)"),
         ({"DIRTY_AGE_SLOW": "2h"}, "TIERGATE_DIRTY_AGE_SLOW: 2h is more than dirty_age_limit (30m)"),
+        ({"MARKER_HOLD": "20m"}, "TIERGATE_MARKER_HOLD: 20m is more than dirty_age_slow (10m)"),
+        (
+            {"MARKER_HOLD": "20m", "DIRTY_AGE_SLOW": "0", "DIRTY_AGE_LIMIT": "15m"},
+            "TIERGATE_MARKER_HOLD: 20m is more than dirty_age_limit (15m)",
+        ),
         ({"ORIGIN_BACKOFF": "1m"}, "TIERGATE_ORIGIN_BACKOFF: 1m is more than origin_backoff_max (20s)"),
     ],
 )
@@ -349,7 +354,8 @@ def test_cluster_url_says_where_etcd_is_and_what_its_keys_begin_with() -> None:
 
 def test_default_gives_way_to_a_smaller_bound_that_is_given() -> None:
     settings = read(env={"TIERGATE_DIRTY_AGE_LIMIT": "77s", "TIERGATE_ORIGIN_BACKOFF_MAX": "100ms"}).settings
-    assert settings.dirty_age_slow_s == 77
+    assert settings.dirty_age_slow_s == settings.marker_hold_s == 77
+    assert read(env={"TIERGATE_DIRTY_AGE_SLOW": "9s"}).settings.marker_hold_s == 9
     assert settings.origin_backoff_s == 0.1
     assert read(env={"TIERGATE_DIRTY_AGE_LIMIT": "0"}).settings.dirty_age_slow_s == 600
 

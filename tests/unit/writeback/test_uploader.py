@@ -87,7 +87,7 @@ NO_HOLD = HoldBounds(0.0, lambda: True)
 
 
 class Node:
-    def __init__(self, folder: Path, slots_count: int) -> None:
+    def __init__(self, folder: Path, slots_count: int, hold: HoldBounds = NO_HOLD) -> None:
         directory = BrokenDirectory.open(folder, 2 << 20)
         self.directory = BrokenDirectory(directory._environment)
         self.clock = HandClock()
@@ -95,7 +95,7 @@ class Node:
         self.sender = ScriptedSender(self.directory)
         slots = asyncio.Semaphore(slots_count)
         self.gate = Gate(
-            self.directory, self.clock, lambda name: FenceMode.AUTO, QUIET_S, NO_HOLD, Standing("uploader"), slots
+            self.directory, self.clock, lambda name: FenceMode.AUTO, QUIET_S, hold, Standing("uploader"), slots
         )
         self.uploader = Uploader(
             self.directory,
@@ -126,8 +126,8 @@ class Node:
 
 
 @asynccontextmanager
-async def running(folder: Path, slots_count: int = 2) -> AsyncIterator[Node]:
-    node = Node(folder, slots_count)
+async def running(folder: Path, slots_count: int = 2, hold: HoldBounds = NO_HOLD) -> AsyncIterator[Node]:
+    node = Node(folder, slots_count, hold)
     node.runner = asyncio.create_task(node.uploader.run())
     try:
         yield node
@@ -342,3 +342,29 @@ async def test_all_of_all_end_gives_results_in_order() -> None:
         return number
 
     assert await all_of([give(number) for number in range(5)]) == [0, 1, 2, 3, 4]
+
+
+async def test_what_is_held_for_its_set_goes_when_memory_fills_or_the_node_is_to_stop(tmp_path: Path) -> None:
+    room = True
+    async with running(tmp_path, hold=HoldBounds(1e9, lambda: room)) as node:
+        for ends in ("memory", "the node"):
+            room = True
+            await node.put("s/a", f"a before {ends}")
+            await node.idle()
+            await node.put("s/.metadata", f"m before {ends}", Role.MARKER)
+            await node.idle()
+            assert await node.keys() == []
+            node.sender.tries.clear()
+            await node.put("s/a", f"a until {ends}")
+            await node.idle()
+            assert await node.keys() == ["s/a"]
+            assert node.sender.tries == []
+            assert [str(blocked.reason) for _, blocked in node.uploader.held_back(await node.directory.pending())] == [
+                "its set stands in the origin and its marker was not written anew yet"
+            ]
+            if ends == "memory":
+                room = False
+            else:
+                node.uploader.hurry()
+            await node.idle()
+            assert await node.keys() == []
