@@ -83,6 +83,8 @@ class World:
         self.mode = mode
         self.hold_s = hold_s
         self.has_room = True
+        self.was_full = False
+        """What was decided then may be on its way."""
         self.looks_at_holds = hold_s > 0.0 and mode is not FenceMode.OFF
         self.looks_at_sets = mode is not FenceMode.OFF
         self.slots_count = slots_count
@@ -232,6 +234,7 @@ class World:
                 self.clock.now_s += QUIET_S
                 await self.idle()
             else:
+                self.was_full = not self.has_room
                 return
         pytest.fail(f"write-back does not end: {await self.directory.pending()}")
 
@@ -254,7 +257,7 @@ class World:
     def check_withdrawn(self, marker: str, uid: str) -> None:
         """The hold was over for one of the members, or nothing held it."""
         below = [key for key in self.history if key.startswith(scope_of(marker))]
-        if not self.has_room or uid in self.unheard or any(not each for key in below for _, each in self.history[key]):
+        if self.was_full or uid in self.unheard or any(not each for key in below for _, each in self.history[key]):
             return
         assert any(self.may_go(key) for key in below if key != marker), f"{marker} was withdrawn for nothing"
 
@@ -391,6 +394,7 @@ async def act(world: World, action: str, what: str | int, how: int) -> None:
         world.evict()
     elif action == "fill":
         world.has_room = not world.has_room
+        world.was_full = True
     else:
         await world.settle()
     await world.idle()
@@ -411,6 +415,16 @@ async def run(world: World, script: list[Action]) -> None:
         await world.stop()
 
 
+FULL_FOR_A_MOMENT: list[Action] = [
+    ("put", "run/1/a", 0),
+    ("put", "run/1/.metadata", 0),
+    ("settle", 0, 0),
+    ("fill", 0, 0),
+    ("put", "run/1/a", 0),
+    ("fill", 0, 0),
+]
+"""The hold ended, and its end is on its way."""
+
 LANDED_UNHEARD: list[Action] = [
     ("put", "run/1/a", 1),
     ("put", "run/1/a", 0),
@@ -427,6 +441,7 @@ LANDED_UNHEARD: list[Action] = [
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(script=scripts(), slots_count=st.integers(1, 3), hold_s=st.sampled_from([0.0, HOLD_S]))
 @example(script=LANDED_UNHEARD, slots_count=2, hold_s=0.0)
+@example(script=FULL_FOR_A_MOMENT, slots_count=2, hold_s=HOLD_S)
 def test_no_false_complete_at_any_instant(
     mode: FenceMode, script: list[Action], slots_count: int, hold_s: float
 ) -> None:
@@ -514,6 +529,23 @@ async def test_hold_of_an_inner_set_leaves_the_outer_marker_too() -> None:
         assert len(made.origin.objects) == 3
         await made.put("run/1/.metadata", 0)
         await made.settle()
+        made.check_end()
+
+
+async def test_set_that_was_quiet_while_held_is_quiet_no_longer_than_that() -> None:
+    """One object changed without its marker: the gap is that of replacing it."""
+    async with running(hold_s=HOLD_S) as made:
+        await made.put("run/1/a", 1)
+        await made.put("run/1/.metadata", 1)
+        await made.settle()
+        await made.put("run/1/a", 0)
+        await made.idle()
+        assert not made.origin.open_calls()
+        made.clock.now_s += HOLD_S
+        await made.idle()
+        while made.origin.open_calls():
+            await made.let(0, "heard")
+        assert await made.directory.pending() == []
         made.check_end()
 
 

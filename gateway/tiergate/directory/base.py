@@ -234,9 +234,9 @@ class Directory(Protocol):
 
     async def withdraw(self, name: ObjectName, uid: str, now_s: float) -> Pending | None:
         """A clean marker is about to be deleted in the origin: its record turns dirty, with a pending put that is
-        `withdrawn` and disturbed now, of this node, which holds its bytes. None if `uid` is no longer the clean current
-        version. Recorded before the origin is touched, so that a crash in between only makes it be deleted and put
-        again."""
+        `withdrawn` and disturbed at `now_s`, of this node, which holds its bytes. None if `uid` is no longer the clean
+        current version. Recorded before the origin is touched, so that a crash in between only makes it be deleted and
+        put again."""
         ...
 
     async def withdrawn(self, name: ObjectName, uid: str) -> None:

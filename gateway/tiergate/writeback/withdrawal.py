@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from weakref import WeakValueDictionary
 
-from tiergate.checkpoints.markers import Markers, ancestor_scopes
+from tiergate.checkpoints.markers import Markers, ancestor_scopes, scope_of
 from tiergate.clock import Clock
 from tiergate.directory.base import Directory
 from tiergate.errors import ConflictError, IntegrityError, OriginRefusedError, OriginTemporaryError
@@ -19,12 +19,16 @@ from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
 from tiergate.origin.client import OriginClient, OriginObject
 from tiergate.writeback.copier import Copier
+from tiergate.writeback.scopes import replaces
 from tiergate.writeback.standing import ALONE, Standing
 
 log = get_logger(__name__)
 
 LOOKED_LIMIT_COUNT = 10_000
 """How many scopes are remembered as looked at; past it all are looked at again."""
+
+CHANGES_LIMIT_COUNT = 1000
+"""Where more is pending in a set, it counts as changed just now."""
 
 WITHDRAW_ATTEMPTS_COUNT = 4
 """How often a marker that changes meanwhile is looked at anew."""
@@ -128,7 +132,8 @@ class Withdrawals:
             if self._copier is not None and not await self._copier.copy(record.name, version):
                 await self._let_go(record.name, version)
                 return None
-            pending = await self._directory.withdraw(record.name, version.uid, self._clock.wall_s())
+            changed_s = await self._last_change_s(record.name)
+            pending = await self._directory.withdraw(record.name, version.uid, changed_s)
             if pending is None:
                 await self._let_go(record.name, version)
             # Another process, late to hear that the origin had it, may have allowed its eviction just now.
@@ -137,6 +142,14 @@ class Withdrawals:
             else:
                 self._memory.confirm(version.uid, bodies)
         return pending
+
+    async def _last_change_s(self, marker: ObjectName) -> float:
+        """When a member of the marker's set was last replaced or deleted: what is pending now may have been held for
+        longer than a set must be quiet."""
+        found = await self._directory.pending_under(marker.bucket, scope_of(marker.key), CHANGES_LIMIT_COUNT)
+        changes_s = [write.committed_s for write in found if replaces(write)]
+        now_s = self._clock.wall_s()
+        return min(now_s, max(changes_s)) if changes_s and len(found) < CHANGES_LIMIT_COUNT else now_s
 
     async def _let_go(self, name: ObjectName, version: Version) -> None:
         """Hold no bytes for a version that is not current any more."""
