@@ -82,9 +82,9 @@ class Counting(EtcdClient):
 
     ways_count = 0
 
-    async def _call(self, name: str, message: Any) -> Any:
+    async def _call(self, name: str, message: Any, *rest: float) -> Any:
         self.ways_count += 1
-        return await super()._call(name, message)
+        return await super()._call(name, message, *rest)
 
 
 async def test_look_takes_one_way_to_etcd_and_a_commit_two_or_three(etcd: EtcdServer, keys: Keys) -> None:

@@ -28,12 +28,12 @@ class Watched(EtcdClient):
         self.go = asyncio.Event()
         self.go.set()
 
-    async def _call(self, name: str, message: Any) -> Any:
+    async def _call(self, name: str, message: Any, *rest: float) -> Any:
         self.sent.append(len(message.success))
         if self.lose_count:
             self.lose_count -= 1
             raise DirectoryUnavailableError("lost")
-        answer = await super()._call(name, message)
+        answer = await super()._call(name, message, *rest)
         self.answered.set()
         await self.go.wait()
         return answer

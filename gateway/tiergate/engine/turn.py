@@ -214,7 +214,7 @@ class Turn:
         step = Step(name, uid, self._rooms.step_holder, Role.SMALL, through=True, replaces=True)
         try:
             if await self._rooms.directory.begin_step(step):
-                await self._rooms.withdrawals.clear_way(name)
+                await self._rooms.withdrawals.clear_way(name, Actor.parse(step.holder).holder)
         except (OriginError, OverloadedError) as error:
             log.warning("what is held for a set could not be let go yet", error=error, **log_name(name))
         finally:
