@@ -243,6 +243,13 @@ class Pending:
     quarantined: str = ""
     owner: Holder | None = None
     """The node of a cluster that must bring it to the origin; None where a node is alone."""
+    parked: bool = False
+    """By policy nobody brings it to the origin: it is in memory only."""
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether the origin is to get it as things stand, so that it counts for the bounds of loss."""
+        return not (self.quarantined or self.parked)
 
 
 @dataclass(frozen=True, slots=True)

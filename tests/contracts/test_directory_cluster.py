@@ -373,6 +373,43 @@ async def test_owed_here_is_what_a_node_owes_and_what_it_holds_for_others(
     assert keys_of(await a.directory.owed_here({"v6"})) == ["own", "gone"]
 
 
+async def test_unpersisted_is_everybodys_with_who_holds_it(cluster: Cluster) -> None:
+    a, b = await cluster.join("a"), await cluster.join("b")
+    await put(a.directory, object_name("1"), "v1", make_intent(holders=(a.me, b.me)))
+    await put(b.directory, object_name("2"), "v2", make_intent(holders=(b.me,)))
+    await put_clean(b.directory, object_name("3"), "v3", "o3")
+    await put(a.directory, object_name("3"), "v4", make_intent(holders=(a.me,)))
+    await put_clean(a.directory, object_name("4"), "v5", "o5")
+    await a.directory.delete(object_name("4"), make_intent())
+    await put_clean(a.directory, object_name("5"), "v6", "o6")
+    found = await b.directory.unpersisted(100)
+    assert [(write.name.key, held) for write, held in found] == [
+        ("1", {a.me, b.me}),
+        ("2", {b.me}),
+        ("3", {a.me}),
+        ("4", frozenset()),
+    ]
+    assert [write for write, _ in found] == [await pending_of(a.directory, object_name(key)) for key in "1234"]
+    assert await b.directory.unpersisted(2) == found[:2]
+    await b.directory.release(object_name("1"), "v1", "a")
+    assert (await a.directory.unpersisted(1))[0][1] == {b.me}
+
+
+async def test_owed_bytes_are_this_nodes_own(cluster: Cluster) -> None:
+    a, b = await cluster.join("a"), await cluster.join("b")
+    await put(a.directory, object_name("1"), "v1", size_bytes=100)
+    await put(b.directory, object_name("2"), "v2", size_bytes=20)
+    assert (await a.directory.owed_bytes(), await b.directory.owed_bytes()) == (100, 20)
+    await put(b.directory, object_name("1"), "v3", size_bytes=3)
+    assert (await a.directory.owed_bytes(), await b.directory.owed_bytes()) == (0, 23)
+    # The same key, time and owner, and another size.
+    await put(b.directory, object_name("1"), "v4", size_bytes=4)
+    assert await b.directory.owed_bytes() == 24
+    await a.die()
+    await a.join()
+    assert await a.directory.owed_bytes() == 0
+
+
 # -- membership
 async def test_past_its_membership_a_node_reads_but_owns_nothing(cluster: Cluster) -> None:
     a = await cluster.join("a")
@@ -381,7 +418,8 @@ async def test_past_its_membership_a_node_reads_but_owns_nothing(cluster: Cluste
     await a.leave()
     assert (await a.directory.get(SHARD)).pending == seen.pending
     directory = a.directory
-    for call in (directory.pending, directory.oldest_pending_s, directory.live_holders, directory.owed_holders):
+    own = (directory.pending, directory.oldest_pending_s, directory.owed_bytes)
+    for call in (*own, directory.live_holders, directory.owed_holders):
         with pytest.raises(MembershipOverError):
             await call()
     with pytest.raises(MembershipOverError):

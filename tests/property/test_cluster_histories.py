@@ -216,6 +216,8 @@ class History:
             assert (counted["pending"], counted["pending_bytes"]) == (len(own), sum(each.size_bytes for each in own))
             ages = [write.committed_s for write in own if not write.quarantined]
             assert await node.directory.oldest_pending_s() == min(ages, default=None)
+            owed_bytes = sum(write.size_bytes for write in own if not write.quarantined)
+            assert await node.directory.owed_bytes() == owed_bytes
 
 
 def held_back(write: Pending, pending: list[Pending], mode: FenceMode) -> bool:

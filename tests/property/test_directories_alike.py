@@ -205,6 +205,7 @@ async def compare_all(pair: Pair, started: list[str]) -> None:
         assert second <= first
     await pair.compare(lambda directory: directory.pending())
     await pair.compare(lambda directory: directory.oldest_pending_s())
+    await pair.compare(lambda directory: directory.owed_bytes())
     await pair.compare(lambda directory: directory.live_holders())
     await pair.compare(counts_of)
     steps = [sorted(await each.steps(), key=repr) for each in (pair.first, pair.second)]

@@ -333,6 +333,8 @@ class DirectoryMachine(RuleBasedStateMachine):
         assert set(self.ask(self.directory.orphan_uploads())) == self.model.orphans
         ages = [write.committed_s for write in self.model.owed_now() if not write.quarantined]
         assert self.ask(self.directory.oldest_pending_s()) == min(ages, default=None)
+        owed = [write.size_bytes for write in self.model.owed_now() if not write.quarantined]
+        assert self.ask(self.directory.owed_bytes()) == sum(owed)
 
     @invariant()
     def counts_are_true(self) -> None:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from tiergate.config.settings import Settings
-from tiergate.config.values import Address, ClientAuth, etcd_place, format_duration
+from tiergate.config.settings import DECLARATIONS, Settings
+from tiergate.config.values import Address, ClientAuth, etcd_place, format_duration, format_size
 
 Broken = tuple[tuple[str, ...], str]
 _ANY_HOST = ("0.0.0.0", "::")
@@ -105,16 +105,14 @@ def _addresses(settings: Settings) -> Iterator[Broken]:
 
 
 def _amounts(settings: Settings) -> Iterator[Broken]:
-    for small, large in (
-        ("dirty_age_slow_s", "dirty_age_limit_s"),
-        ("marker_hold_s", "dirty_age_slow_s"),
-        ("marker_hold_s", "dirty_age_limit_s"),
-        ("origin_backoff_s", "origin_backoff_max_s"),
+    for small, large, shown in (
+        ("dirty_age_slow_s", "dirty_age_limit_s", format_duration),
+        ("dirty_size_slow_bytes", "dirty_size_limit_bytes", format_size),
+        ("marker_hold_s", "dirty_age_slow_s", format_duration),
+        ("marker_hold_s", "dirty_age_limit_s", format_duration),
+        ("origin_backoff_s", "origin_backoff_max_s", format_duration),
     ):
         low, high = getattr(settings, small), getattr(settings, large)
-        never = large.startswith("dirty_age") and high == 0
+        never = large.startswith("dirty_") and high == 0
         if low > high and not never:
-            yield (
-                (small, large),
-                f"{format_duration(low)} is more than {large.removesuffix('_s')} ({format_duration(high)})",
-            )
+            yield (small, large), f"{shown(low)} is more than {DECLARATIONS[large].name} ({shown(high)})"

@@ -337,6 +337,19 @@ class Settings:
         v.parse_duration,
         "Once the oldest unfinished write-back is older, writes are refused with 503. 0: never.",
     )
+    dirty_size_slow_bytes: int = setting(
+        _BACK,
+        0,
+        v.parse_size,
+        "Once this node owes the origin more, writers are slowed down. 0: never.",
+    )
+    dirty_size_limit_bytes: int = setting(
+        _BACK,
+        0,
+        v.parse_size,
+        "Once this node owes the origin more, writes are refused with 503. 0: never; what memory has no room for goes "
+        "through to the origin.",
+    )
 
     revalidate_s: float = setting(
         _READ,

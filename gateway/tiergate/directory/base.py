@@ -185,6 +185,10 @@ class Directory(Protocol):
         """When the oldest that is not quarantined of what this node owes was committed; None if it owes nothing."""
         ...
 
+    async def owed_bytes(self) -> int:
+        """The bytes of what this node owes, but for what is quarantined."""
+        ...
+
     async def begin(self, name: ObjectName, uid: str, base: str) -> Pending:
         """Mark that write-back of `uid` has begun and may reach the origin from now on, on top of `base`.
 
@@ -401,6 +405,11 @@ class ClusterDirectory(Directory, Protocol):
 
     async def owed_by(self, node: str) -> list[Pending]:
         """The pending writes that a node owns, in whatever epoch, by `place`."""
+        ...
+
+    async def unpersisted(self, limit: int) -> list[tuple[Pending, frozenset[Holder]]]:
+        """Up to `limit` pending writes, of any owner, by name, each with who said to hold its version (of a deletion:
+        nobody)."""
         ...
 
     async def owners(self) -> set[str]:

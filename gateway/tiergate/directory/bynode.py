@@ -40,6 +40,12 @@ class ByNode:
         first = (await self._client.read(replace(self._keys.owed_as(owner), limit=1))).found(0)
         return self._keys.owed_parts(first[0].key)[1] if first else None
 
+    async def owed_bytes(self, owner: Holder) -> int:
+        """The bytes of what a node owes, but for what is set aside."""
+        rows = await self._reader.rows(self._keys.owed_as(owner))
+        # Rows that an earlier version wrote say no size.
+        return sum(int(row.value or b"0") for row in rows if self._keys.owed_parts(row.key)[1] is not None)
+
     async def owners(self) -> set[str]:
         """The nodes that owe anything; of each a page of rows is read at most."""
         every = replace(self._keys.all("w"), limit=FIRST_PAGE_COUNT, keys_only=True)

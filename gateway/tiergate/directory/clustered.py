@@ -12,7 +12,15 @@ from tiergate.directory.base import Committed, Finished, Held, Intent, Seen
 from tiergate.directory.beside import Beside
 from tiergate.directory.bynode import ByNode
 from tiergate.directory.clusterreads import At, Reader
-from tiergate.directory.clusterrows import ClusterRows, NotReadError, Snapshot, record_of, settled, value_of
+from tiergate.directory.clusterrows import (
+    READS_COUNT,
+    ClusterRows,
+    NotReadError,
+    Snapshot,
+    record_of,
+    settled,
+    value_of,
+)
 from tiergate.directory.codec import Orphan, pack
 from tiergate.directory.committer import Change, Committer, Standing
 from tiergate.directory.era import Era
@@ -295,7 +303,14 @@ class ClusteredDirectory(OwedChanges):
         if me is not None:
             return await self._by_node.oldest_owed_s(me)
         found = await self._reader.values(Pending, self._keys.all("q"))
-        return min((write.committed_s for write in found if not write.quarantined), default=None)
+        return min((write.committed_s for write in found if write.is_owed), default=None)
+
+    async def owed_bytes(self) -> int:
+        me = self._me
+        if me is not None:
+            return await self._by_node.owed_bytes(me)
+        found = await self._reader.values(Pending, self._keys.all("q"))
+        return sum(write.size_bytes for write in found if write.is_owed)
 
     async def _change_pending(self, name: ObjectName, transition: Callable[[Rows], T]) -> T:
         return await self._change(transition, self._keys.pending(name))
@@ -540,6 +555,19 @@ class ClusteredDirectory(OwedChanges):
                 await asyncio.gather(*(self.forget(name, None) for name in names[start : start + TRIM_GROUP_COUNT]))
         for upload in await self._reader.values(Upload, self._keys.all("u")):
             await self.abort_upload(upload.upload_id)
+
+    async def unpersisted(self, limit: int) -> list[tuple[Pending, frozenset[Holder]]]:
+        async def read(at: At) -> list[tuple[Pending, frozenset[Holder]]]:
+            rows = self._reader.walk(self._keys.all("q"), at, limit)
+            writes = [value_of(Pending, row) async for row in rows]
+            puts = [write for write in writes if write.kind is Kind.PUT]
+            wanted = [self._keys.holders(write.name, write.uid) for write in puts]
+            held: dict[str, frozenset[Holder]] = {}
+            async for index, found in self._reader.heads(wanted, 0, at, READS_COUNT):
+                held[puts[index].uid] = frozenset(value_of(Holder, row) for row in found)
+            return [(write, held.get(write.uid, frozenset())) for write in writes]
+
+        return await self._reader.consistent(read)
 
     async def owners(self) -> set[str]:
         return await self._by_node.owners()

@@ -324,13 +324,13 @@ class ClusterRows:
     def _index(self, old: Pending | None, new: Pending | None) -> None:
         before, after = self._indexed(old), self._indexed(new)
         self._written.update((key, None) for key in before if key not in after)
-        self._written.update((key, value) for key, value in after.items() if key not in before)
+        self._written.update((key, value) for key, value in after.items() if before.get(key) != value)
 
     def _indexed(self, write: Pending | None) -> dict[bytes, bytes]:
-        """The rows that mirror a pending write. None of them changes while its key is the same."""
+        """The rows that mirror a pending write."""
         if write is None:
             return {}
-        found = {self._keys.owed(write): b""}
+        found = {self._keys.owed(write): b"%d" % write.size_bytes}
         if write.role is Role.LARGE and write.kind is Kind.PUT and not write.quarantined:
             found[self._keys.large(write.name)] = pack(Large(write.place))
         return found

@@ -188,6 +188,10 @@ class EmbeddedDirectory(OwedChanges):
         with self._reading() as rows:
             return rows.oldest_pending_s()
 
+    async def owed_bytes(self) -> int:
+        with self._reading() as rows:
+            return rows.number("owed_bytes")
+
     async def _change_pending(self, name: ObjectName, transition: Callable[[Rows], T]) -> T:
         return await self._change(transition)
 

@@ -155,7 +155,7 @@ class Keys:
         # A float that is not negative sorts as its bytes do.
         age = struct.pack(">d", max(0.0, write.committed_s)).hex()
         start = self.owed_as(write.owner).key
-        return start + f"{'1' if write.quarantined else '0'}{age}/".encode() + _text(write.name)
+        return start + f"{'0' if write.is_owed else '1'}{age}/".encode() + _text(write.name)
 
     def owed_by(self, node: str) -> Range:
         """What a node owes, in whatever epoch; the empty name for nobody."""

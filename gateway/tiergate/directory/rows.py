@@ -220,8 +220,9 @@ class LmdbRows:
         key = object_key(write.name.bucket, write.name.key)
         self._put("pending", key, encode(write))
         self._put("places", _NUMBER.pack(write.place), key)
-        if not write.quarantined:
+        if write.is_owed:
             self._put("ages", _AGE.pack(write.committed_s, write.place), b"")
+            self._add("owed_bytes", write.size_bytes)
         self._add("pending_bytes", write.size_bytes)
 
     def disturb(self, write: Pending) -> None:
@@ -234,7 +235,10 @@ class LmdbRows:
         key = object_key(name.bucket, name.key)
         self._delete("pending", key)
         self._delete("places", _NUMBER.pack(old.place))
-        self._delete("ages", _AGE.pack(old.committed_s, old.place))
+        if old.is_owed:
+            self._delete("ages", _AGE.pack(old.committed_s, old.place))
+            # What an earlier version of the product left here was not counted.
+            self._add("owed_bytes", -min(old.size_bytes, self.number("owed_bytes")))
         self._add("pending_bytes", -old.size_bytes)
 
     def oldest_pending_s(self) -> float | None:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
+from tiergate.config import Settings
 from tiergate.engine.afterwards import Afterwards
 from tiergate.engine.calls import IncomingBody
 from tiergate.engine.holding import Holding
@@ -14,14 +15,14 @@ from tiergate.engine.rooms import Rooms, log_name
 from tiergate.errors import OverloadedError, RequestError, TooFewCopiesError
 from tiergate.memory.memory import Receiving
 from tiergate.model import Body, ObjectName
-from tiergate.policy.admission import LossBounds, admit
+from tiergate.policy.admission import LossBound, admit
 from tiergate.replication.base import Copies, Copying
 
 INLINE_HASH_BYTES = 32 << 10
 
-AGE_KEPT_S = 1.0
-"""How long the age of the oldest un-persisted write is believed where the directory is behind a network, while it is
-below half of the bounds."""
+KEPT_S = 1.0
+"""How long is believed what a directory behind a network said of what the origin lacks: of its size, which takes a
+longer reading; of the age of the oldest write, while that is below half of the bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,16 @@ class Taken:
     md5_hex: str | None
     checksums: dict[str, str]
     copies: Copies
+
+
+def age_bound(settings: Settings) -> LossBound:
+    """How old what a node owes the origin may become, in seconds."""
+    return LossBound(settings.dirty_age_slow_s, settings.dirty_age_limit_s)
+
+
+def size_bound(settings: Settings) -> LossBound:
+    """How much a node may owe the origin, in bytes."""
+    return LossBound(settings.dirty_size_slow_bytes, settings.dirty_size_limit_bytes)
 
 
 class Arrival(Holding):
@@ -91,34 +102,49 @@ class Intake:
         self._outage = outage
         self._age: tuple[float, float] | None = None
         """The age of the oldest un-persisted write, and when it was asked for."""
+        self._size: tuple[int, float] | None = None
+        """The size of what is un-persisted, and when it was asked for."""
 
     async def admit(self) -> None:
-        """Hold up or refuse a write while the oldest un-persisted one of this node is too old.
+        """Hold up or refuse a write while what this node owes the origin is too old, or too much.
 
         Raises:
-            OverloadedError: the bound of loss is reached.
+            OverloadedError: a bound of loss is reached.
         """
         settings = self._rooms.settings
-        bounds = LossBounds(settings.dirty_age_slow_s, settings.dirty_age_limit_s)
-        decision = admit(await self._oldest_age_s(bounds), bounds)
+        age, size = age_bound(settings), size_bound(settings)
+        decision = admit([(await self._oldest_age_s(age), age), (await self._owed_bytes(size), size)])
         if decision.refused:
             self._rooms.metrics.refused_writes.inc()
-            raise OverloadedError("un-persisted data is older than the configured bound", retry_after_s=5)
+            raise OverloadedError("un-persisted data is older, or more, than the configured bound", retry_after_s=5)
         if decision.delay_s:
             self._rooms.metrics.slowed_writes.inc()
             await self._rooms.clock.sleep(decision.delay_s)
 
-    async def _oldest_age_s(self, bounds: LossBounds) -> float:
+    async def _oldest_age_s(self, bound: LossBound) -> float:
         now_s = self._rooms.clock.monotonic_s()
         if self._age is not None and not self._rooms.is_alone:
             age_s, asked_s = self._age
-            nearest_s = min((bound for bound in (bounds.slow_s, bounds.refuse_s) if bound), default=float("inf"))
-            if now_s - asked_s < AGE_KEPT_S and age_s + AGE_KEPT_S < nearest_s / 2:
+            nearest_s = min((each for each in (bound.slow, bound.refuse) if each), default=float("inf"))
+            if now_s - asked_s < KEPT_S and age_s + KEPT_S < nearest_s / 2:
                 return age_s
         oldest_s = await self._rooms.directory.oldest_pending_s()
         age_s = self._rooms.clock.wall_s() - oldest_s if oldest_s is not None else 0.0
         self._age = (age_s, now_s)
         return age_s
+
+    async def _owed_bytes(self, bound: LossBound) -> int:
+        if not (bound.slow or bound.refuse):
+            return 0
+        now_s = self._rooms.clock.monotonic_s()
+        if self._size is not None and not self._rooms.is_alone:
+            size_bytes, asked_s = self._size
+            if now_s - asked_s < KEPT_S:
+                return size_bytes
+            self._size = (size_bytes, now_s)  # Others need not ask while this one does.
+        size_bytes = await self._rooms.directory.owed_bytes()
+        self._size = (size_bytes, now_s)
+        return size_bytes
 
     def check_size(self, size_bytes: int | None) -> None:
         """Raises:

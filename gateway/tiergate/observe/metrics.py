@@ -185,8 +185,19 @@ class Metrics:
             "writeback_pending_writes", "writes", "Writes that the origin does not hold yet.", "kind"
         )
         self.pending_bytes = computed("writeback_pending_bytes", "bytes", "Bytes the origin does not hold yet.")
+        self.owed_bytes = computed(
+            "writeback_owed_bytes", "bytes", "Those of them that are on their way: not set aside, not kept by policy."
+        )
         self.oldest_pending_seconds = computed(
             "writeback_oldest_pending_seconds", "seconds", "Age of the oldest write the origin lacks."
+        )
+        self.loss_bound_ratio = computed(
+            "writeback_loss_bound_ratio",
+            "ratio",
+            "How far `dirty_age_limit` or `dirty_size_limit`, the nearer one, is reached: from 1 on writes are refused.",
+        )
+        self.only_here_bytes = self._gauge(
+            "writeback_only_here_bytes", "bytes", "Bytes the origin does not hold yet and only this node's memory has."
         )
         self.quarantined_writes = computed(
             "writeback_quarantined_writes", "writes", "Writes set aside since the origin refused them."

@@ -1,16 +1,23 @@
-"""Whether a write may begin, given how old the oldest un-persisted write is (promise P9)."""
+"""Whether a write may begin, given what the origin lacks already (promise P9)."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+LONGEST_DELAY_S = 2.0
+"""How long a writer is held up just before writes are refused."""
 
 
 @dataclass(frozen=True, slots=True)
-class LossBounds:
-    """Ages of the oldest pending write, in seconds: beyond `slow_s` writers are slowed, beyond `refuse_s` refused.
-    0 switches a bound off."""
+class LossBound:
+    """Bounds of one measure of what would be lost, in its unit: from `slow` on writers are slowed, from `refuse` on
+    refused. 0 switches a bound off."""
 
-    slow_s: float
-    refuse_s: float
-    longest_delay_s: float = 2.0
+    slow: float
+    refuse: float
+
+    def share(self, amount: float) -> float:
+        """How much of the bound an amount is: from 1 on writes are refused. 0 where none are."""
+        return amount / self.refuse if self.refuse else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +28,18 @@ class Admission:
     refused: bool = False
 
 
-def admit(oldest_age_s: float, bounds: LossBounds) -> Admission:
-    """Slow writers linearly between the two bounds, refuse beyond the second."""
-    if bounds.refuse_s and oldest_age_s >= bounds.refuse_s:
+def admit(measured: Iterable[tuple[float, LossBound]]) -> Admission:
+    """What the measure that is worst asks for: slow writers linearly between its two bounds, refuse beyond the
+    second."""
+    found = [_admit(amount, bound) for amount, bound in measured]
+    return Admission(max((each.delay_s for each in found), default=0.0), any(each.refused for each in found))
+
+
+def _admit(amount: float, bound: LossBound) -> Admission:
+    if bound.refuse and amount >= bound.refuse:
         return Admission(refused=True)
-    if not bounds.slow_s or oldest_age_s < bounds.slow_s:
+    if not bound.slow or amount < bound.slow:
         return Admission()
-    if not bounds.refuse_s or bounds.refuse_s <= bounds.slow_s:
-        return Admission(delay_s=bounds.longest_delay_s)
-    share = (oldest_age_s - bounds.slow_s) / (bounds.refuse_s - bounds.slow_s)
-    return Admission(delay_s=bounds.longest_delay_s * share)
+    if not bound.refuse:
+        return Admission(delay_s=LONGEST_DELAY_S)
+    return Admission(delay_s=LONGEST_DELAY_S * (amount - bound.slow) / (bound.refuse - bound.slow))

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from tiergate import __version__
 from tiergate.child import ChildContext
+from tiergate.engine.intake import age_bound, size_bound
 from tiergate.engine.prefetch import Prefetch, Progress
 from tiergate.engine.rooms import Rooms
 from tiergate.errors import (
@@ -24,9 +25,11 @@ from tiergate.model import ObjectName, Pending
 from tiergate.observe.exposition import CONTENT_TYPE, Scrape, sum_files
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Reading
+from tiergate.server.loss import loss_report
 from tiergate.writeback.uploader import Uploader
 
 if TYPE_CHECKING:
+    from tiergate.server.cluster import Cluster
     from tiergate.server.member import Member
 
 log = get_logger(__name__)
@@ -81,7 +84,9 @@ class Admin:
         uploader: Uploader,
         prefetch: Prefetch,
         member: "Member | None" = None,
+        cluster: "Cluster | None" = None,
     ) -> None:
+        self._cluster = cluster
         self._member = member
         self._prefetch = prefetch
         self._prefetching: asyncio.Task[None] | None = None
@@ -202,7 +207,12 @@ class Admin:
 
     async def _read_owed(self) -> "Owed":
         directory = self._rooms.directory
-        return Owed(await directory.pending(), await directory.counts(), await directory.oldest_pending_s())
+        return Owed(
+            await directory.pending(),
+            await directory.counts(),
+            await directory.oldest_pending_s(),
+            await directory.owed_bytes(),
+        )
 
     async def _soon(self, question: Awaitable[T]) -> T:
         """What the directory answers.
@@ -238,11 +248,13 @@ class Admin:
             },
             "totals": self._totals(),
         }
+        now_s = self._rooms.clock.wall_s()
         try:
             owed = await self._owed()
+            loss = await self._soon(loss_report(self._rooms.directory, self._cluster, now_s))
         except OverloadedError as error:
             return report | {"directory": str(error)}
-        return report | {"objects": owed.counts, "writeback": self._writeback(owed)}
+        return report | {"objects": owed.counts, "writeback": self._writeback(owed), "loss": loss}
 
     def _writeback(self, owed: "Owed") -> dict[str, Any]:
         pending, now_s = owed.pending, self._rooms.clock.wall_s()
@@ -251,7 +263,8 @@ class Admin:
         return {
             "pending": len(pending),
             "pending_bytes": sum(write.size_bytes for write in pending),
-            "oldest_age_s": round(now_s - owed.oldest_s, 3) if owed.oldest_s is not None else 0.0,
+            "owed_bytes": owed.size_bytes,
+            "oldest_age_s": round(owed.age_s(now_s), 3),
             "in_flight": self._uploader.in_flight_count,
             "writes": [shown(write, now_s) for write in pending[:SHOWN_COUNT]],
             "fenced": [shown(write, now_s) | {"waits": str(blocked)} for write, blocked in held_back[:SHOWN_COUNT]],
@@ -283,13 +296,18 @@ class Admin:
 
     def _owed_readings(self, owed: "Owed") -> list[Reading]:
         metrics, pending, counts = self._rooms.metrics, owed.pending, owed.counts
-        age_s = self._rooms.clock.wall_s() - owed.oldest_s if owed.oldest_s is not None else 0.0
+        settings, age_s = self._rooms.settings, owed.age_s(self._rooms.clock.wall_s())
+        bound_share = max(age_bound(settings).share(age_s), size_bound(settings).share(owed.size_bytes))
+        if self._cluster is None:
+            metrics.only_here_bytes.set(sum(write.size_bytes for write in pending))
         fenced = Counter(str(write.role) for write, _ in self._uploader.held_back(pending))
         kinds = {kind: sum(1 for write in pending if write.kind == kind) for kind in ("put", "delete")}
         return [
             metrics.directory_used_bytes.reading(counts.get("used_bytes", 0)),
             metrics.pending_bytes.reading(sum(write.size_bytes for write in pending)),
-            metrics.oldest_pending_seconds.reading(max(0.0, age_s)),
+            metrics.owed_bytes.reading(owed.size_bytes),
+            metrics.oldest_pending_seconds.reading(age_s),
+            metrics.loss_bound_ratio.reading(bound_share),
             metrics.quarantined_writes.reading(sum(1 for write in pending if write.quarantined)),
             metrics.directory_uploads.reading(counts["uploads"]),
             *(metrics.fenced_writes.reading(count, role) for role, count in fenced.items()),
@@ -305,6 +323,11 @@ class Owed:
     pending: list[Pending]
     counts: dict[str, int]
     oldest_s: float | None
+    size_bytes: int
+
+    def age_s(self, now_s: float) -> float:
+        """How old the oldest of what this node owes is."""
+        return max(0.0, now_s - self.oldest_s) if self.oldest_s is not None else 0.0
 
 
 def status_of(error: TiergateError) -> int:

@@ -120,7 +120,7 @@ class Background:
         if not await self._recover():
             deaths.set()
         prefetch = Prefetch(rooms, self._cluster.directory if self._cluster else None)
-        runner = Admin(context, rooms, uploader, prefetch, member).runner()
+        runner = Admin(context, rooms, uploader, prefetch, member, self._cluster).runner()
         await runner.setup()
         await web.SockSite(runner, context.admin_socket).start()  # type: ignore[arg-type]
         loop.add_reader(context.wakeup_fd, lambda: drain(context.wakeup_fd, uploader.wake))

@@ -4,7 +4,7 @@ One `State` is what all nodes share; each process has its own `MemoryDirectory`,
 test may delay or cut. Implements `tiergate.directory.base.ClusterDirectory`; see there.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -147,7 +147,10 @@ class MemoryDirectory(OwedChanges):
         return await self._read(lambda tables: _under(tables.pending, bucket, prefix, "")[:limit])
 
     async def oldest_pending_s(self) -> float | None:
-        return min((write.committed_s for write in await self.pending() if not write.quarantined), default=None)
+        return min((write.committed_s for write in await self.pending() if write.is_owed), default=None)
+
+    async def owed_bytes(self) -> int:
+        return sum(write.size_bytes for write in await self.pending() if write.is_owed)
 
     async def _change_pending(self, name: ObjectName, transition: Callable[[Rows], T]) -> T:
         return await self._change(transition)
@@ -331,6 +334,13 @@ class MemoryDirectory(OwedChanges):
         found = await self._read(lambda tables: list(tables.pending.values()))
         return _by_place(write for write in found if write.owner is not None and write.owner.node == node)
 
+    async def unpersisted(self, limit: int) -> list[tuple[Pending, frozenset[Holder]]]:
+        def look(tables: Tables) -> list[tuple[Pending, frozenset[Holder]]]:
+            writes = sorted(tables.pending.values(), key=lambda write: f"{write.name.bucket}/{write.name.key}".encode())
+            return [(write, _holders(tables.holders.get((write.name, write.uid), {}))) for write in writes[:limit]]
+
+        return await self._read(look)
+
     async def owners(self) -> set[str]:
         found = await self._read(lambda tables: list(tables.pending.values()))
         return {write.owner.node for write in found if write.owner is not None}
@@ -377,10 +387,10 @@ def _by_place(writes: Iterable[Pending]) -> list[Pending]:
     return sorted(writes, key=lambda write: (write.place, write.name))
 
 
+def _holders(nodes: Mapping[str, int]) -> frozenset[Holder]:
+    return frozenset(Holder(node, epoch) for node, epoch in nodes.items())
+
+
 def _seen(tables: Tables, name: ObjectName) -> Seen:
-    holders = {
-        uid: frozenset(Holder(node, epoch) for node, epoch in nodes.items())
-        for (owner, uid), nodes in tables.holders.items()
-        if owner == name
-    }
+    holders = {uid: _holders(nodes) for (owner, uid), nodes in tables.holders.items() if owner == name}
     return Seen(tables.records.get(name), tables.pending.get(name), tables.revision, tables.drops.get(name, 0), holders)

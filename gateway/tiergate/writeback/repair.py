@@ -45,6 +45,11 @@ def short(kept: Collection[Kept], me: Holder, live: Live) -> list[Kept]:
     return sorted(found, key=lambda each: each.write.place)
 
 
+def only_here_bytes(kept: Collection[Kept], me: Holder, live: Live) -> int:
+    """The bytes of those that no other living node holds. Pure."""
+    return sum(each.version.size_bytes for each in kept if live.still(each.holders) <= {me})
+
+
 def since(found: Collection[Kept], before: Mapping[str, float], now_s: float) -> dict[str, float]:
     """Since when each of them, by uid, has been short. Pure."""
     return {each.write.uid: before.get(each.write.uid, now_s) for each in found}
@@ -100,7 +105,9 @@ class Repair:
         if me is None:
             return
         self._standing.check(me)
-        found = short(await self._kept(me), me, self._live())
+        kept, live = await self._kept(me), self._live()
+        self._metrics.only_here_bytes.set(only_here_bytes(kept, me, live))
+        found = short(kept, me, live)
         now_s = self._clock.monotonic_s()
         self._since_s = since(found, self._since_s, now_s)
         self._metrics.short_writes.set(len(found))

@@ -141,7 +141,7 @@ async def test_age_is_not_asked_for_at_each_write(once: Cluster, monkeypatch: py
         return await oldest()
 
     monkeypatch.setattr(once.directory, "oldest_pending_s", counted)
-    monkeypatch.setattr("tiergate.engine.intake.AGE_KEPT_S", 60.0)
+    monkeypatch.setattr("tiergate.engine.intake.KEPT_S", 60.0)
     for number in range(3):
         await once["a"].put(f"k{number}", b"x")
     assert asked == 1

@@ -49,6 +49,25 @@ class OwedWrites:
         await directory.persisted(object_name("a"), "a2", "o", 40.0)
         assert await directory.oldest_pending_s() is None
 
+    async def test_owed_bytes_are_of_what_is_not_set_aside(self, directory: Directory) -> None:
+        assert await directory.owed_bytes() == 0
+        await put(directory, object_name("a"), "a1", size_bytes=100)
+        await put(directory, object_name("b"), "b1", size_bytes=20)
+        await put(directory, object_name("a"), "a2", size_bytes=3)
+        await directory.delete(object_name("c"), make_intent())
+        assert await directory.owed_bytes() == 23
+        await directory.quarantine(object_name("b"), "b1", "refused")
+        assert await directory.owed_bytes() == 3
+        await directory.quarantine(object_name("b"), "b1", "")
+        await directory.begin(object_name("b"), "b1", NO_BASE)
+        assert await directory.owed_bytes() == 23
+        await directory.persisted(object_name("b"), "b1", "o", 40.0)
+        await directory.quarantine(object_name("a"), "a2", "refused")
+        await put(directory, object_name("a"), "a4", size_bytes=4)
+        assert await directory.owed_bytes() == 4
+        await directory.persisted(object_name("a"), "a4", "o", 40.0)
+        assert await directory.owed_bytes() == 0
+
     async def test_begin_marks_and_sets_base(self, directory: Directory) -> None:
         await put(directory, SHARD, "v1")
         begun = await directory.begin(SHARD, "v1", "o0")
