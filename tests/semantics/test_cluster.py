@@ -80,6 +80,38 @@ def test_acknowledged_write_survives_the_loss_of_a_nodes_memory(
     assert body_of(direct, bucket, "k") == data
 
 
+@pytest.mark.semantics("P9.7")
+def test_status_says_what_the_loss_of_a_node_or_zone_would_cost(
+    start_cluster: StartCluster, proxy: FaultyOrigin, bucket: str
+) -> None:
+    prefix = f"{{uri = 's3://{bucket}/one/', replicas = 1}}"
+    cluster = start_cluster(3, *LEASE, "--prefix", prefix, zones=("east", "east", "west"))
+    a, b, c = clients_of(cluster)
+    gate = Gate()
+    proxy.inject(Hold(gate), operation="PutObject", times=None)
+    a.put_object(Bucket=bucket, Key="run/shard", Body=bytes(1000))  # copied into the other zone
+    a.put_object(Bucket=bucket, Key="one/a", Body=bytes(200))
+    b.put_object(Bucket=bucket, Key="one/b", Body=bytes(30))
+    c.put_object(Bucket=bucket, Key="one/c", Body=bytes(4))
+    c.put_object(Bucket=bucket, Key="one/.metadata", Body=b"")
+    found = {
+        (each["place"], each["name"]): (each["bytes"], each["sets"])
+        for each in cluster.nodes[1].status()["loss"]["places"]
+    }
+    assert found == {
+        ("memory", ""): (1234, 1),
+        ("node", "b"): (30, 1),
+        ("node", "a"): (200, 1),
+        ("node", "c"): (4, 1),
+        ("zone", "east"): (230, 1),
+        ("zone", "west"): (4, 1),
+    }
+    a_node = cluster.nodes[0]
+    a_node.wait_until("repair has looked", lambda: a_node.metric("tiergate_writeback_only_here_bytes") == 200)
+    gate.release()
+    cluster.wait_settled()
+
+
 @pytest.mark.semantics("P2.7")
 def test_copies_that_cannot_be_had_are_not_acknowledged(
     start_cluster: StartCluster, proxy: FaultyOrigin, direct: Any, bucket: str

@@ -87,6 +87,59 @@ def test_writers_are_refused_while_the_oldest_pending_write_is_too_old(
     assert body_of(client, bucket, "parts") == b"part"
 
 
+@pytest.mark.semantics("P9.5")
+def test_writers_are_refused_while_too_much_is_owed(start_node: StartNode, proxy: FaultyOrigin, bucket: str) -> None:
+    node = start_node("--dirty-size-slow", "600KiB", "--dirty-size-limit", "1MiB")
+    client = node.client()
+    gate = Gate()
+    proxy.inject(Hold(gate), operation="PutObject", where=lambda seen: seen.key.startswith("owed/"), times=None)
+    for index in range(2):
+        client.put_object(Bucket=bucket, Key=f"owed/{index}", Body=bytes(MIB // 2))
+    assert node.metric("tiergate_writeback_owed_bytes") == MIB
+    assert node.metric("tiergate_writeback_loss_bound_ratio") == 1
+    with pytest.raises(ClientError) as refused:
+        client.put_object(Bucket=bucket, Key="owed/more", Body=b"data")
+    assert refused.value.response["Error"]["Code"] == "SlowDown"
+    answer = refused.value.response["ResponseMetadata"]
+    assert (answer["HTTPStatusCode"], int(answer["HTTPHeaders"]["retry-after"]) >= 1) == (503, True)
+    client.delete_object(Bucket=bucket, Key="owed/1")
+    client.put_object(Bucket=bucket, Key="owed/less", Body=bytes(MIB // 4))
+    slowed = node.metric("tiergate_writeback_slowed_writes_total")
+    client.put_object(Bucket=bucket, Key="owed/slow", Body=b"data")
+    assert (slowed, node.metric("tiergate_writeback_slowed_writes_total")) == (0, 1)
+    gate.release()
+    node.wait_settled()
+    assert node.metric("tiergate_writeback_loss_bound_ratio") == 0
+    client.put_object(Bucket=bucket, Key="owed/more", Body=b"data")
+
+
+@pytest.mark.semantics("P9.6")
+def test_status_says_what_the_loss_of_memory_would_cost(
+    start_node: StartNode, proxy: FaultyOrigin, bucket: str
+) -> None:
+    node = start_node()
+    client = node.client()
+    gate = Gate()
+    client.put_object(Bucket=bucket, Key="there", Body=b"data")
+    node.wait_settled()
+    proxy.inject(Hold(gate), where=lambda seen: seen.operation in ("PutObject", "DeleteObject"), times=None)
+    client.put_object(Bucket=bucket, Key="run/1/shard", Body=bytes(1000))
+    client.put_object(Bucket=bucket, Key="run/1/.metadata", Body=bytes(10))
+    client.put_object(Bucket=bucket, Key="run/2/shard", Body=bytes(2000))
+    client.delete_object(Bucket=bucket, Key="there")
+    loss = node.status()["loss"]
+    assert (loss["checked"], loss["is_all"]) == (4, True)
+    assert [(each["place"], each["name"]) for each in loss["places"]] == [("memory", ""), ("node", "this node")]
+    for place in loss["places"]:
+        assert (place["objects"], place["bytes"], place["deletions"], place["sets"]) == (3, 3010, 1, 1)
+        assert place["oldest_age_s"] > 0
+    assert node.metric("tiergate_writeback_only_here_bytes") == 3010
+    gate.release()
+    node.wait_settled()
+    assert {(each["objects"], each["oldest_age_s"]) for each in node.status()["loss"]["places"]} == {(0, 0.0)}
+    assert node.metric("tiergate_writeback_only_here_bytes") == 0
+
+
 @pytest.mark.semantics("P9.3")
 def test_memory_folder_never_grows_past_its_budget(start_node: StartNode, bucket: str) -> None:
     with ExitStack() as stack:

@@ -309,6 +309,10 @@ def test_loopback_address_needs_no_credentials(address: str) -> None:
             {"MARKER_HOLD": "20m", "DIRTY_AGE_SLOW": "0", "DIRTY_AGE_LIMIT": "15m"},
             "TIERGATE_MARKER_HOLD: 20m is more than dirty_age_limit (15m)",
         ),
+        (
+            {"DIRTY_SIZE_LIMIT": "1GiB", "DIRTY_SIZE_SLOW": "2GiB"},
+            "DIRTY_SIZE_SLOW: 2GiB is more than dirty_size_limit (1GiB",
+        ),
         ({"ORIGIN_BACKOFF": "1m"}, "TIERGATE_ORIGIN_BACKOFF: 1m is more than origin_backoff_max (20s)"),
     ],
 )
@@ -358,6 +362,7 @@ def test_default_gives_way_to_a_smaller_bound_that_is_given() -> None:
     assert read(env={"TIERGATE_DIRTY_AGE_SLOW": "9s"}).settings.marker_hold_s == 9
     assert settings.origin_backoff_s == 0.1
     assert read(env={"TIERGATE_DIRTY_AGE_LIMIT": "0"}).settings.dirty_age_slow_s == 600
+    assert read(env={"TIERGATE_DIRTY_SIZE_SLOW": "1GiB"}).settings.dirty_size_slow_bytes == 1 << 30
 
 
 @pytest.mark.parametrize("auth", ["none", "origin"])

@@ -131,6 +131,34 @@ async def test_deletions_of_many_end_at_once(once: Cluster) -> None:
         await once["a"].ask("DeleteObjects", "POST", "", query=[("delete", "")], document=document)
 
 
+async def test_size_is_not_asked_for_at_each_write(
+    start: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounded = start(2, replicas_count="1", dirty_size_limit_bytes="10")
+    await bounded["a"].put("k0", b"12345678")
+    with monkeypatch.context() as patched:
+        patched.setattr("tiergate.engine.intake.KEPT_S", 60.0)
+        await bounded["a"].put("k1", b"12345678")
+        await bounded["a"].put("k2", b"x")
+    monkeypatch.setattr("tiergate.engine.intake.KEPT_S", 0.0)
+    with pytest.raises(OverloadedError) as caught:
+        await bounded["a"].put("k3", b"x")
+    assert caught.value.retry_after_s
+    assert bounded["a"].counted("writeback_refused_writes_total") == 1
+    await bounded.persist("k0", b"12345678")
+    await bounded["a"].put("k3", b"x")
+
+
+async def test_size_of_a_node_alone_counts_from_the_commit(start: Callable[..., Cluster]) -> None:
+    bounded = start(1, alone=True, dirty_size_limit_bytes="10")
+    await bounded["a"].put("k0", b"123456789")
+    await bounded["a"].put("k1", b"1")
+    with pytest.raises(OverloadedError):
+        await bounded["a"].put("k2", b"")
+    await bounded["a"].ask("DeleteObject", "DELETE", "k0")
+    await bounded["a"].put("k2", b"")
+
+
 async def test_age_is_not_asked_for_at_each_write(once: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
     oldest = once.directory.oldest_pending_s

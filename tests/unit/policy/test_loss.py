@@ -13,9 +13,7 @@ from tiergate.policy.loss import Loss, Losses, Unpersisted, losses
 ZONES = {"a": "east", "b": "east", "c": "west", "d": ""}
 
 
-def write(
-    key: str, size_bytes: int = 10, at_s: float = 5.0, role: Role = Role.SMALL, kind: Kind = Kind.PUT
-) -> Pending:
+def write(key: str, size_bytes: int = 10, at_s: float = 5.0, role: Role = Role.SMALL, kind: Kind = Kind.PUT) -> Pending:
     return Pending(ObjectName("bucket", key), f"uid-{key}", kind, role, 1, 1, 0, at_s, size_bytes)
 
 
@@ -37,7 +35,9 @@ def test_nothing_pending_is_nothing_lost() -> None:
 
 
 def test_a_copy_elsewhere_saves_a_write_from_the_loss_of_a_node_or_zone() -> None:
-    found = judged(on("a", write("r/1", 1)), on("ab", write("r/2", 2)), on("ac", write("r/3", 4)), on("d", write("4", 8)))
+    found = judged(
+        on("a", write("r/1", 1)), on("ab", write("r/2", 2)), on("ac", write("r/3", 4)), on("d", write("4", 8))
+    )
     assert found.memory.size_bytes == 15
     assert {name: each.size_bytes for name, each in found.nodes.items()} == {"a": 1, "d": 8}
     assert {name: each.size_bytes for name, each in found.zones.items()} == {"east": 3}
