@@ -29,7 +29,7 @@ from tiergate import model
 from tiergate.clock import SystemClock
 from tiergate.errors import IntegrityError, MemoryFullError
 from tiergate.memory.audit import audit
-from tiergate.memory.memory import BlockReceiving, Memory, MemoryLimits, Pin, Receiving
+from tiergate.memory.memory import BlockReceiving, Level, Memory, MemoryLimits, Pin, Rank, Receiving
 from tiergate.memory.rows import aligned
 from tiergate.model import Body
 
@@ -87,6 +87,7 @@ class MemoryModel(RuleBasedStateMachine):
         self.receptions: list[Reception] = []
         self.fills: list[Fill] = []
         self.readings: list[Reading] = []
+        self.ranks: dict[str, Rank] = {}
         self.number = 0
 
     @initialize()
@@ -110,7 +111,8 @@ class MemoryModel(RuleBasedStateMachine):
         return uid not in at_work
 
     def may_vanish(self, uid: str) -> bool:
-        return self.is_idle(uid) and not any(self.kept[uid].holders.values())
+        is_pinned = uid in self.ranks and self.ranks[uid].level is Level.PINNED and bool(self.kept[uid].holders)
+        return self.is_idle(uid) and not is_pinned and not any(self.kept[uid].holders.values())
 
     def firm_bytes(self) -> int:
         """What no eviction can free: needed bodies, and all that is promised."""
@@ -124,14 +126,33 @@ class MemoryModel(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """Forget what was evicted, which only idle clean bodies may be, and what nobody needs."""
+        self.check_order()
         for uid, kept in list(self.kept.items()):
             gone = bool(kept.present or not kept.body.size_bytes) and not self.is_visible(uid)
             if not kept.holders and self.is_idle(uid):
                 assert not self.is_visible(uid), f"{uid} leaked"
                 del self.kept[uid]
+                self.ranks.pop(uid, None)
             elif gone:
                 assert self.may_vanish(uid), f"{uid} was lost"
                 del self.kept[uid]
+                self.ranks.pop(uid, None)
+
+    def check_order(self) -> None:
+        """Sets went whole, and those whose turn it was."""
+        idle = [uid for uid, kept in self.kept.items() if kept.holders and kept.present and self.may_vanish(uid)]
+        stayed = [uid for uid in idle if self.is_visible(uid)]
+        for uid in set(idle) - set(stayed):
+            rank = self.ranks.get(uid)
+            late = rank.level if rank else Level.FIRST
+            for other in (self.ranks.get(each) for each in stayed):
+                assert rank is None or other != rank, "a set went in part"
+                if other is None:
+                    assert late is Level.FIRST
+                elif rank is None:
+                    assert other.level is not Level.FIRST
+                else:
+                    assert (other.level, other.order) >= (rank.level, rank.order)
 
     def is_visible(self, uid: str) -> bool:
         pin = self.root.pin(uid)
@@ -323,6 +344,17 @@ class MemoryModel(RuleBasedStateMachine):
             self.processes[process].drop(holder, [uid])
             kept.holders.pop(holder, None)
             kept.claims.pop(holder, None)
+        self.settle()
+
+    # -- sets
+
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data(), process=st.integers(0, 1))
+    def rank(self, data: st.DataObject, process: int) -> None:
+        levels = st.builds(Rank, st.sampled_from(list(Level)), st.integers(0, 2), st.just(0))
+        ranks = data.draw(st.dictionaries(st.sampled_from(sorted(self.kept)), levels))
+        self.processes[process].rank(ranks | {"unknown": Rank(Level.FIRST, 0, 0)})
+        self.ranks = ranks
         self.settle()
 
     # -- death and recovery

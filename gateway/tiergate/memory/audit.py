@@ -14,10 +14,12 @@ from tiergate.memory.rows import (
     BLOCK_FILLING,
     BLOCK_SEALED,
     COUNTERS_KEY,
+    GOING_KEY,
     TABLE_NAMES,
     BodyRow,
     Counters,
     HolderRow,
+    Level,
     block_index,
     lru_key,
     scan,
@@ -68,6 +70,7 @@ class _Audit:
         self._extents: list[tuple[int, int, str]] = []
         self._known: set[bytes] = set()
         self._lru: set[bytes] = set()
+        self._sets: set[bytes] = set()
         self._receivings = [(*split_receiving(key), unpack_number(value)) for key, value in rows["receivings"]]
 
     def free_room(self) -> None:
@@ -84,6 +87,7 @@ class _Audit:
 
     def bodies(self) -> None:
         """Each body's row says what the other tables say of it."""
+        ranks = dict(self._rows["ranks"])
         holders, dirty, pins = Counter[bytes](), Counter[bytes](), Counter[bytes]()
         for key, value in self._rows["holders"]:
             uid, _ = split_pair(key)
@@ -98,14 +102,18 @@ class _Audit:
             row = BodyRow.unpack(value)
             self._sums.account(row, 1)
             self._sums.used_bytes += row.allocated_bytes
-            if row.listed:
+            rank = ranks.get(uid)
+            if row.listed and rank is None:
                 self._lru.add(lru_key(row.used_us, uid))
+            elif row.listed and rank is not None:
+                self._sets.add(rank + uid)
+            is_evictable = row.is_evictable and not (rank is not None and rank[0] == Level.PINNED)
             allocated, present, filling = self._blocks(uid, row)
             seen = (allocated, filling, fills[uid], holders[uid], dirty[uid], pins[uid])
             said = (row.allocated_bytes, row.fills, row.fills, row.holders, row.dirty, row.pins)
             if seen != said:
                 self.problems.append(f"body {uid.decode()}: its row says {said}, the tables say {seen}")
-            if row.receiving != (uid in whole) or row.listed != row.is_evictable:
+            if row.receiving != (uid in whole) or row.listed != is_evictable:
                 self.problems.append(f"body {uid.decode()}: its flags are wrong: {row}")
             if not row.receiving and present != row.present:
                 self.problems.append(f"body {uid.decode()}: {row.present} blocks counted, {present} present")
@@ -148,6 +156,7 @@ class _Audit:
             "holder": {split_pair(key)[0] for key, _ in self._rows["holders"]},
             "pin": {split_pair(key)[0] for key, _ in self._rows["pins"]},
             "reception": {uid for _, uid, _, _ in self._receivings},
+            "rank": {uid for uid, _ in self._rows["ranks"]},
         }
         for kind, uids in owners.items():
             for uid in sorted(uids - self._known):
@@ -155,7 +164,10 @@ class _Audit:
         listed = {key for key, _ in self._rows["lru"]}
         if listed != self._lru:
             self.problems.append(f"the eviction order differs in {sorted(listed ^ self._lru)[:4]}")
-        if {key for key, _ in self._rows["state"]} - {COUNTERS_KEY}:
+        ranked = {key for key, _ in self._rows["sets"]}
+        if ranked != self._sets:
+            self.problems.append(f"the eviction order of sets differs in {sorted(ranked ^ self._sets)[:4]}")
+        if {key for key, _ in self._rows["state"]} - {COUNTERS_KEY, GOING_KEY}:
             self.problems.append("unknown rows of state")
 
 

@@ -1,8 +1,8 @@
 """What this node holds: every change of it is a method here, and runs inside one write transaction.
 
-A body is freed when nobody holds, reads or receives it; it may be evicted when all who hold it are clean
-and nobody reads or receives it. Both follow from the counts in its row alone, and `_close` draws the
-conclusion after each change, so no method can forget to.
+A body is freed when nobody holds, reads or receives it; it may be evicted when all who hold it are clean,
+nobody reads or receives it, and its rank does not pin it. Both follow from its row and its rank alone, and `_close`
+draws the conclusion after each change, so no method can forget to.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from tiergate.memory import allocator
 from tiergate.memory.rows import (
     BLOCK_FILLING,
     BLOCK_SEALED,
+    GOING_KEY,
+    RANK_BYTES,
     BodyRow,
     Counters,
     HolderRow,
+    Level,
     aligned,
     block_key,
     lru_key,
@@ -36,12 +39,15 @@ from tiergate.model import BLOCK_BYTES, Body
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiergate.memory.rows import Extent, Tables, Txn
+    from tiergate.memory.rows import Extent, Rank, Table, Tables, Txn
 
 INDEX_FILL_LIMIT = 0.5
 """Share of the index that rows may fill before bodies are evicted for its sake. The rest is for
 copy-on-write: a page that is changed is written anew, and the old one is free again only two transactions
 later."""
+
+SET_WORK = 4096
+"""Bodies and blocks of a set that are evicted in one transaction. The rest goes first in the next ones."""
 
 INDEX_EVICTIONS = 16
 """Bodies evicted for each new one while the index is that full."""
@@ -120,10 +126,38 @@ class Inventory:
             self._evict_oldest()
 
     def _evict_oldest(self) -> bool:
-        with self._txn.cursor(db=self._tables.lru) as cursor:
-            if not cursor.first():
-                return False
-            uid = cursor.key()[8:]
+        """Evict the body that is next, or the set; False if nothing may be."""
+        if self.evict_going():
+            return True
+        first = self._first(self._tables.sets)
+        if first is not None and first[0] != Level.FIRST:
+            first = None if self._first(self._tables.lru) is not None else first
+        if first is not None:
+            self._txn.put(GOING_KEY, first[:RANK_BYTES], db=self._tables.state)
+            return self.evict_going()
+        oldest = self._first(self._tables.lru)
+        if oldest is None:
+            return False
+        self._evict(oldest[8:])
+        return True
+
+    def _first(self, table: Table, prefix: bytes = b"") -> bytes | None:
+        return next((key for key, _ in scan(self._txn, table, prefix)), None)
+
+    def evict_going(self) -> bool:
+        """Go on with the set whose eviction has begun; False if there is none."""
+        rank = self._txn.get(GOING_KEY, db=self._tables.state)
+        if rank is None:
+            return False
+        work = 0
+        while work < SET_WORK and (key := self._first(self._tables.sets, rank)) is not None:
+            work += 1 + self._evict(key[RANK_BYTES:])
+        if self._first(self._tables.sets, rank) is None:
+            self._txn.delete(GOING_KEY, db=self._tables.state)
+        return work > 0
+
+    def _evict(self, uid: bytes) -> int:
+        """Evict a body; how many blocks of it were there."""
         row = self._opened(uid)
         for key in [key for key, _ in scan(self._txn, self._tables.holders, uid + b"\0")]:
             self._txn.delete(key, db=self._tables.holders)
@@ -131,7 +165,7 @@ class Inventory:
         self.counters.evictions += 1
         self.evicted_bytes += row.allocated_bytes
         self._close(uid, row)
-        return True
+        return row.present
 
     def _allocate(self, uid: bytes, row: BodyRow, index: int, flag: int, charge: int) -> list[Extent]:
         """Lay block `index` out over `charge` bytes that were reserved."""
@@ -165,7 +199,11 @@ class Inventory:
         row = BodyRow.unpack(value)
         self.counters.account(row, -1)
         if row.listed:
-            self._txn.delete(lru_key(row.used_us, uid), db=self._tables.lru)
+            rank = self._txn.get(uid, db=self._tables.ranks)
+            if rank is None:
+                self._txn.delete(lru_key(row.used_us, uid), db=self._tables.lru)
+            else:
+                self._txn.delete(rank + uid, db=self._tables.sets)
             row.listed = False
         return row
 
@@ -182,10 +220,16 @@ class Inventory:
                 self._free_block(row, key, value)
             invariant(row.allocated_bytes == 0, "a body's blocks are not what was counted", uid=uid.decode())
             self._txn.delete(uid, db=self._tables.bodies)
+            self._txn.delete(uid, db=self._tables.ranks)
             return
         if row.is_evictable:
-            row.listed = True
-            self._txn.put(lru_key(row.used_us, uid), b"", db=self._tables.lru)
+            rank = self._txn.get(uid, db=self._tables.ranks)
+            if rank is None:
+                row.listed = True
+                self._txn.put(lru_key(row.used_us, uid), b"", db=self._tables.lru)
+            elif rank[0] != Level.PINNED:
+                row.listed = True
+                self._txn.put(rank + uid, b"", db=self._tables.sets)
         self.counters.account(row, 1)
         self._txn.put(uid, row.pack(), db=self._tables.bodies)
 
@@ -392,6 +436,19 @@ class Inventory:
         row = self._opened(uid)
         row.holders -= 1
         row.dirty -= HolderRow.unpack(value).dirty
+        self._close(uid, row)
+
+    # -- sets
+
+    def rank(self, uid: bytes, rank: Rank | None) -> None:
+        """Say with which set a body is evicted; None: by itself. Nothing if it is not here."""
+        row = self._open(uid)
+        if row is None:
+            return
+        if rank is None:
+            self._txn.delete(uid, db=self._tables.ranks)
+        else:
+            self._txn.put(uid, rank.pack(), db=self._tables.ranks)
         self._close(uid, row)
 
     # -- recovery

@@ -21,6 +21,8 @@ from tiergate.memory.rows import (
     BodyRow,
     Counters,
     HolderRow,
+    Level,
+    Rank,
     aligned,
     name_bytes,
     scan,
@@ -31,13 +33,24 @@ from tiergate.memory.store import MemoryLimits, Store
 from tiergate.model import Body
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from tiergate.clock import Clock
     from tiergate.memory.inventory import Inventory
 
-__all__ = ["BlockReceiving", "Mark", "Memory", "MemoryLimits", "MemoryStats", "Pin", "Receiving"]
+__all__ = [
+    "BlockReceiving",
+    "BodyFound",
+    "Level",
+    "Mark",
+    "Memory",
+    "MemoryLimits",
+    "MemoryStats",
+    "Pin",
+    "Rank",
+    "Receiving",
+]
 
 CHUNK_COUNT = 64
 """Changes made in one transaction where a caller asks for many that do not depend on each other."""
@@ -52,6 +65,14 @@ class Mark:
 
     sequence: int
     dead: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class BodyFound:
+    """What is in memory of a body. `is_whole`: all its blocks."""
+
+    size_bytes: int
+    is_whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +162,7 @@ class Memory:
 
     def receive(self, body_uid: str, size_bytes: int, holder: str) -> Receiving:
         """Begin to receive a body of a known length; room for all of it is promised (clean bodies are
-        evicted, least recently used first, if it must be). `body_uid` is fresh. The caller seals or aborts.
+        evicted, those of sets by their rank and others least recently used first, if it must be). `body_uid` is fresh. The caller seals or aborts.
 
         Raises:
             MemoryFullError: there is no room; nothing was reserved or evicted.
@@ -251,6 +272,31 @@ class Memory:
         self._each(body_uids, lambda inventory, body_uid: inventory.drop(name_bytes(body_uid), name))
         for body_uid in body_uids:
             self._claims.remove(holder, body_uid)
+
+    # -- sets
+
+    def found(self, body_uids: Sequence[str]) -> dict[str, BodyFound]:
+        """What is here of bodies, those that are not being received as a whole."""
+        with self._store.read() as txn:
+            values = [(body_uid, txn.get(body_uid.encode(), db=self._store.tables.bodies)) for body_uid in body_uids]
+        rows = {body_uid: BodyRow.unpack(value) for body_uid, value in values if value is not None}
+        return {
+            body_uid: BodyFound(row.allocated_bytes, row.present == Body("", row.size_bytes).block_count)
+            for body_uid, row in rows.items()
+            if not row.receiving
+        }
+
+    def rank(self, ranks: Mapping[str, Rank]) -> None:
+        """Say with which sets bodies are evicted: of all that are here, just these have a rank from now on."""
+        with self._store.read() as txn:
+            before = {key.decode(): bytes(value) for key, value in scan(txn, self._store.tables.ranks, b"")}
+        changes: list[tuple[str, Rank | None]] = [(uid, None) for uid in before if uid not in ranks]
+        changes += [(uid, rank) for uid, rank in ranks.items() if before.get(uid) != rank.pack()]
+        self._each(changes, lambda inventory, change: inventory.rank(name_bytes(change[0]), change[1]))
+
+    def evict_going(self) -> bool:
+        """Go on a little with the eviction of a set that has begun; False if there is none."""
+        return self._store.change(lambda inventory: inventory.evict_going())
 
     # -- recovery and upkeep
 

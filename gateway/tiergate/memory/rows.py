@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, fields
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import lmdb
@@ -28,12 +29,16 @@ BLOCK_SEALED = 1
 BLOCK_FILLING = 2
 
 _BODY = struct.Struct("<QQQIIIIIBB")
+_RANK = struct.Struct(">BQQ")
+RANK_BYTES = _RANK.size
 _COUNTERS = struct.Struct("<QQQQQQQ")
 _EXTENT = struct.Struct("<QQ")
 _INDEX = struct.Struct(">I")
 _NUMBER = struct.Struct(">Q")
 _WHOLE = 0xFFFFFFFF
 COUNTERS_KEY = b"counters"
+GOING_KEY = b"going"
+"""The rank of a set whose eviction has begun and is not done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +47,9 @@ class Tables:
 
     `state`: the counters · `bodies`: uid → BodyRow · `blocks`: uid, index → BlockRow · `holders`: uid,
     holder → HolderRow · `pins`: uid, process token → nothing · `receivings`: process token, uid, index →
-    bytes still reserved · `lru`: time of use, uid → nothing, exactly the bodies that may be evicted ·
-    `free_at`: offset → length · `free_by`: length, offset → nothing.
+    bytes still reserved · `lru`: time of use, uid → nothing, exactly the bodies without a rank that may be
+    evicted · `free_at`: offset → length · `free_by`: length, offset → nothing · `ranks`: uid → packed Rank ·
+    `sets`: packed Rank, uid → nothing, exactly those with a rank that may be evicted.
     """
 
     state: Table
@@ -55,6 +61,8 @@ class Tables:
     lru: Table
     free_at: Table
     free_by: Table
+    ranks: Table
+    sets: Table
 
     @classmethod
     def open(cls, environment: lmdb.Environment) -> Tables:
@@ -74,13 +82,46 @@ class Tables:
 TABLE_NAMES = tuple(entry.name for entry in fields(Tables))
 
 
+class Level(IntEnum):
+    """When the bodies of a set are evicted."""
+
+    FIRST = 0
+    """Before all others."""
+    LATE = 1
+    """Once nothing is left of what has no rank."""
+    LAST = 2
+    OWED = 3
+    """After all others: something of the set is dirty, and would be left behind."""
+    PINNED = 4
+    """Never."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """The set that a body is evicted with: all bodies of one rank go together. Lower ones go first, of one level those
+    of the least `order` (from 0 on). `group` tells sets apart."""
+
+    level: Level
+    order: int
+    group: int
+
+    def pack(self) -> bytes:
+        return _RANK.pack(self.level, self.order, self.group)
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Rank:
+        level, order, group = _RANK.unpack(value)
+        return cls(Level(level), order, group)
+
+
 @dataclass(slots=True)
 class BodyRow:
     """What is known of a body. Counts are of rows in the other tables; `allocated_bytes` are its extents'
     bytes.
 
     `present` counts sealed blocks, `fills` blocks that are being received one by one, `receiving` says
-    that the whole body is being received and invisible. `listed` says that it stands in `lru` at `used_us`.
+    that the whole body is being received and invisible. `listed` says that it stands in `lru` at `used_us`, or
+    in `sets` at its rank.
     """
 
     size_bytes: int

@@ -194,7 +194,7 @@ class Metrics:
         self.loss_bound_ratio = computed(
             "writeback_loss_bound_ratio",
             "ratio",
-            "How far `dirty_age_limit` or `dirty_size_limit`, the nearer one, is reached: from 1 on writes are refused.",
+            "How far `dirty_age_limit` or `dirty_size_limit`, the nearer, is reached: from 1 on writes are refused.",
         )
         self.only_here_bytes = self._gauge(
             "writeback_only_here_bytes", "bytes", "Bytes the origin does not hold yet and only this node's memory has."

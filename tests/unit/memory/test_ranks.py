@@ -1,0 +1,114 @@
+"""Bodies that are evicted with a set: in which order, all together, or never."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tiergate.errors import MemoryFullError
+from tiergate.memory.memory import Level, Memory, Rank
+from tiergate.model import Body
+
+BLOCK = 4096
+Content = Callable[[str, int], bytes]
+
+
+def put(memory: Memory, content: Content, uids: str, blocks_count: int = 8) -> None:
+    """Dirty bodies; eight of eight blocks fill the memory."""
+    for uid in uids:
+        receiving = memory.receive(uid, blocks_count * BLOCK, "v")
+        receiving.write(content(uid, blocks_count * BLOCK))
+        receiving.seal()
+        memory.confirm("v", [uid])
+
+
+def put_clean(memory: Memory, content: Content, uids: str, blocks_count: int = 8) -> None:
+    put(memory, content, uids, blocks_count)
+    memory.clean("v", list(uids))
+
+
+def here(memory: Memory, uids: str) -> str:
+    return "".join(uid for uid in uids if memory.is_known(uid))
+
+
+def test_sets_go_in_the_order_of_their_ranks_and_others_in_between(memory: Memory, content: Content) -> None:
+    put_clean(memory, content, "abcdefgh")
+    memory.rank(
+        {
+            "a": Rank(Level.LATE, 5, 1),
+            "b": Rank(Level.LAST, 1, 2),
+            "c": Rank(Level.LATE, 5, 1),
+            "d": Rank(Level.LATE, 4, 3),
+            "e": Rank(Level.FIRST, 7, 4),
+            "f": Rank(Level.FIRST, 7, 4),
+            "g": Rank(Level.OWED, 0, 5),
+        }
+    )
+    left = []
+    for uid in "12345678":
+        put(memory, content, uid)
+        left.append(here(memory, "abcdefgh"))
+    assert left == ["abcdgh", "abcdgh", "abcdg", "abcg", "bg", "bg", "g", ""]
+
+
+def test_dirty_and_read_bodies_of_a_set_stay(memory: Memory, content: Content) -> None:
+    put_clean(memory, content, "abcd")
+    put(memory, content, "efgh")
+    memory.rank({uid: Rank(Level.FIRST, 1, 1) for uid in "abcdefgh"})
+    with memory.pin("b") or pytest.fail("it is here"):
+        memory.receive("1", 8 * BLOCK, "v").abort()
+        assert here(memory, "abcdefgh") == "befgh"
+    memory.receive("1", 32 * BLOCK, "v").abort()
+    assert here(memory, "abcdefgh") == "efgh"
+
+
+def test_pinned_rank_is_not_evicted_and_counts_as_no_room(memory: Memory, content: Content) -> None:
+    put_clean(memory, content, "ab", 32)
+    memory.rank({"a": Rank(Level.PINNED, 0, 1)})
+    assert memory.stats().evictable_bytes == 32 * BLOCK
+    with pytest.raises(MemoryFullError):
+        memory.receive("c", 33 * BLOCK, "v")
+    assert here(memory, "ab") == "ab"
+    memory.rank({})
+    memory.receive("c", 33 * BLOCK, "v").abort()
+    assert here(memory, "ab") == ""
+
+
+def test_large_set_is_evicted_in_steps_that_nothing_gets_between(
+    memory: Memory, content: Content, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_clean(memory, content, "abcdefgh")
+    late = {uid: Rank(Level.LATE, 1, 1) for uid in "abcd"}
+    memory.rank(late | {uid: Rank(Level.LATE, 2, 2) for uid in "efgh"})
+    monkeypatch.setattr("tiergate.memory.inventory.SET_WORK", 1)
+    memory.receive("1", BLOCK, "v").abort()
+    assert here(memory, "abcd") == "bcd"
+    memory.rank(late | {uid: Rank(Level.FIRST, 0, 2) for uid in "efgh"})
+    memory.receive("2", 16 * BLOCK, "v").abort()
+    assert here(memory, "abcdefgh") == "cdefgh"
+    while memory.evict_going():
+        continue
+    assert here(memory, "abcdefgh") == "efgh"
+
+
+def test_rank_of_a_body_goes_with_it(memory: Memory, content: Content) -> None:
+    put_clean(memory, content, "a")
+    memory.rank({"a": Rank(Level.PINNED, 0, 1), "unknown": Rank(Level.PINNED, 0, 1)})
+    memory.drop("v", ["a"])
+    put_clean(memory, content, "a")
+    memory.receive("b", 64 * BLOCK, "v").abort()
+    assert here(memory, "a") == ""
+
+
+def test_found_says_how_much_is_here(memory: Memory, content: Content) -> None:
+    put(memory, content, "a", 2)
+    block = memory.receive_block(Body("b", 2 * BLOCK), 0, "v")
+    assert block is not None
+    block.write(content("b", 2 * BLOCK)[:BLOCK])
+    block.seal()
+    receiving = memory.receive("c", BLOCK, "v")
+    found = memory.found(["a", "b", "c", "d"])
+    receiving.abort()
+    assert {uid: (each.size_bytes, each.is_whole) for uid, each in found.items()} == {
+        "a": (2 * BLOCK, True),
+        "b": (BLOCK, False),
+    }
