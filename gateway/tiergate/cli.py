@@ -128,15 +128,12 @@ def _status(options: argparse.Namespace, unknown: list[str]) -> int:
 
 
 def _prefetch(options: argparse.Namespace, unknown: list[str]) -> int:
-    place = urllib.parse.urlsplit(options.uri)
-    if place.scheme != "s3" or not place.netloc:
-        raise _UsageError(f"{options.uri} is not of the form s3://BUCKET/PREFIX")
-    prefix = options.uri.removeprefix(f"s3://{place.netloc}").removeprefix("/")
+    bucket, prefix = _place_of(options.uri)
     settings = _load(options, unknown).settings
     url = _admin_url(settings)
     if url is None:
         return _fail(EXIT_UNREACHABLE, f"no node serves from {settings.memory_dir}")
-    query = urllib.parse.urlencode({"bucket": place.netloc, "prefix": prefix})
+    query = urllib.parse.urlencode({"bucket": bucket, "prefix": prefix})
     try:
         with _ask(urllib.request.Request(f"{url}/prefetch?{query}", method="POST")) as answer:
             return _follow(options.uri, map(_object, answer))
@@ -144,6 +141,41 @@ def _prefetch(options: argparse.Namespace, unknown: list[str]) -> int:
         return _fail(EXIT_FAILED, f"{options.uri} is not prefetched: {_reason(error)}")
     except (OSError, ValueError) as error:
         return _fail(EXIT_UNREACHABLE, f"no answer from {url}: {getattr(error, 'reason', None) or error}")
+
+
+def _pin(options: argparse.Namespace, unknown: list[str]) -> int:
+    return _change_pin("pin", options, unknown)
+
+
+def _unpin(options: argparse.Namespace, unknown: list[str]) -> int:
+    return _change_pin("unpin", options, unknown)
+
+
+def _change_pin(verb: str, options: argparse.Namespace, unknown: list[str]) -> int:
+    bucket, prefix = _place_of(options.uri)
+    settings = _load(options, unknown).settings
+    url = _admin_url(settings)
+    if url is None:
+        return _fail(EXIT_UNREACHABLE, f"no node serves from {settings.memory_dir}")
+    query = urllib.parse.urlencode({"bucket": bucket, "prefix": prefix})
+    try:
+        with _ask(urllib.request.Request(f"{url}/{verb}?{query}", method="POST")) as answer:
+            done = _object(answer.read())
+    except urllib.error.HTTPError as error:
+        return _fail(EXIT_FAILED, f"{options.uri}: {_reason(error)}")
+    except (OSError, ValueError) as error:
+        return _fail(EXIT_UNREACHABLE, f"no answer from {url}: {getattr(error, 'reason', None) or error}")
+    if verb == "pin":
+        print(f"{options.uri} is pinned, with {done['bytes']} bytes in this node's memory now")
+    return EXIT_OK
+
+
+def _place_of(uri: str) -> tuple[str, str]:
+    """The bucket and prefix of an S3 URI."""
+    place = urllib.parse.urlsplit(uri)
+    if place.scheme != "s3" or not place.netloc:
+        raise _UsageError(f"{uri} is not of the form s3://BUCKET/PREFIX")
+    return place.netloc, uri.removeprefix(f"s3://{place.netloc}").removeprefix("/")
 
 
 def _demo(words: list[str]) -> int:
@@ -195,11 +227,16 @@ def _parser() -> _Parser:
     status.add_argument("--json", action="store_true", help="print JSON")
     prefetch = commands.add_parser("prefetch", help="bring a prefix into a running node's memory", allow_abbrev=False)
     prefetch.add_argument("uri", metavar="s3://BUCKET/PREFIX", help="all keys that begin so")
+    pin = commands.add_parser("pin", help="keep a prefix in memory whatever else needs room", allow_abbrev=False)
+    unpin = commands.add_parser("unpin", help="let a pinned prefix be evicted again", allow_abbrev=False)
+    for pinning in (pin, unpin):
+        pinning.add_argument("uri", metavar="s3://BUCKET/PREFIX", help="all keys that begin so")
     test = commands.add_parser("test", help="test whether an endpoint behaves like S3", allow_abbrev=False)
     test.set_defaults(command=_test)
     _add_test_options(test, os.environ)
     commands.add_parser("demo", help="show the product on this machine", add_help=False)
-    for command, run in ((serve, _serve), (check, _check_config), (status, _status), (prefetch, _prefetch)):
+    commands_here = (serve, _serve), (check, _check_config), (status, _status), (prefetch, _prefetch)
+    for command, run in (*commands_here, (pin, _pin), (unpin, _unpin)):
         command.set_defaults(command=run)
         _add_settings(command)
     return parser

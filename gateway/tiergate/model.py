@@ -305,6 +305,15 @@ class Upload:
 
 
 @dataclass(frozen=True, slots=True)
+class PinnedPrefix:
+    """Keys whose bytes stay where they are in memory, since `pinned_s`, until somebody says otherwise."""
+
+    bucket: str
+    prefix: str
+    pinned_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Bucket:
     """What the origin said of a bucket. `versioned` is also true for a suspended one."""
 

@@ -33,6 +33,14 @@ class PrefixTable:
     fence: FenceMode | None
     markers: tuple[str, ...]
     replicas_count: int | None
+    keep_count: int
+
+
+def _kept(value: object) -> int:
+    count = parse_count(value)
+    if count < 1:
+        raise ValueError(f"{show(value)} is less than 1")
+    return count
 
 
 def _copies(value: object) -> int:
@@ -50,6 +58,7 @@ _KEYS: dict[str, Callable[[object], object]] = {
     "fence": choice_of(FenceMode),
     "markers": parse_markers,
     "replicas": _copies,
+    "keep": _kept,
 }
 
 
@@ -85,6 +94,7 @@ def settle_prefixes(
             fence=table.fence or fence,
             markers=tuple(dict.fromkeys((*markers, *table.markers))),
             replicas_count=table.replicas_count or replicas_count,
+            keep_count=table.keep_count,
         )
         for table in tables
     )
@@ -130,4 +140,5 @@ def _parse_table(raw: object) -> PrefixTable:
         fence=cast("FenceMode | None", values.get("fence")),
         markers=cast("tuple[str, ...]", values.get("markers", ())),
         replicas_count=cast("int | None", values.get("replicas")),
+        keep_count=cast("int", values.get("keep", 0)),
     )

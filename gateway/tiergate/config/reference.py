@@ -29,6 +29,7 @@ exclusive = true          # only gateways write here: an origin outage stops nei
 etag = "exact"            # every body gets its exact MD5 as ETag; "auto": only up to exact_etag
 fence = "strict"          # as the setting of the node
 markers = ["*.done"]      # beside those of the node
+keep = 2                  # a run, with a folder for each set: its newest two whole sets are evicted last, whole
 replicas = 3              # in a cluster: copies before the acknowledgement, this node's included
 ```
 

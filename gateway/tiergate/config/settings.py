@@ -39,7 +39,8 @@ class PrefixSettings:
     `immutable`: keys are written once, so a held copy is current without asking. `exclusive`: only gateways
     write there, so the directory is the truth. `etag`: whether every body gets its exact MD5. `fence`,
     `markers` and `replicas_count` (on how many nodes of a cluster a write is before it is acknowledged; None: 2 where
-    there is a peer) include what is set for the node as a whole.
+    there is a peer) include what is set for the node as a whole. `keep_count`: the prefix is a run's, whose newest
+    whole sets, so many, are evicted last (0: it is none).
     """
 
     bucket: str
@@ -50,6 +51,7 @@ class PrefixSettings:
     fence: FenceMode = FenceMode.AUTO
     markers: tuple[str, ...] = ()
     replicas_count: int | None = None
+    keep_count: int = 0
 
 
 def _private_folder(machine: Machine) -> Path:
@@ -221,6 +223,12 @@ class Settings:
         "Budget for all that lies in memory_dir. Must fit into what the folder's file system has free.",
         computed="a quarter of RAM, less if the tmpfs is smaller",
         low=8 * MIB,
+    )
+    pinned_limit_bytes: int | None = setting(
+        _MEMORY,
+        None,
+        v.parse_size,
+        "How much of this node's memory `tiergate pin` may take. Absent: half of memory_limit.",
     )
     identities_kept_count: int = setting(
         _MEMORY,

@@ -9,7 +9,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tiergate.model import Bucket, Holder, ObjectName, OriginUpload, Part, Pending, Record, Role, Step, Upload, Version
+from tiergate.model import (
+    Bucket,
+    Holder,
+    ObjectName,
+    OriginUpload,
+    Part,
+    Pending,
+    PinnedPrefix,
+    Record,
+    Role,
+    Step,
+    Upload,
+    Version,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +368,19 @@ class Directory(Protocol):
 
     async def forget_bucket(self, name: str) -> None:
         """The origin says there is no such bucket."""
+        ...
+
+    # -- pinned prefixes
+    async def pin_prefix(self, pinned: PinnedPrefix) -> None:
+        """Pin a prefix; one that is pinned stays as it is."""
+        ...
+
+    async def unpin_prefix(self, bucket: str, prefix: str) -> bool:
+        """Let go of a pinned prefix, just as it was pinned; False if it was not."""
+        ...
+
+    async def pinned_prefixes(self) -> list[PinnedPrefix]:
+        """All pinned prefixes, by the time they were pinned."""
         ...
 
     # -- holders

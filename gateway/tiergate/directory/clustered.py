@@ -39,6 +39,7 @@ from tiergate.model import (
     OriginUpload,
     Part,
     Pending,
+    PinnedPrefix,
     Record,
     Role,
     State,
@@ -459,6 +460,20 @@ class ClusteredDirectory(OwedChanges):
 
     async def forget_bucket(self, name: str) -> None:
         await self._committer.commit(Change((), (Delete(self._keys.bucket(name)),)))
+
+    # -- pinned prefixes
+    async def pin_prefix(self, pinned: PinnedPrefix) -> None:
+        key = self._keys.pinned(pinned.bucket, pinned.prefix)
+        await self._committer.commit(Change((Guard(key, Field.MODIFIED, 0),), (Put(key, pack(pinned)),)))
+
+    async def unpin_prefix(self, bucket: str, prefix: str) -> bool:
+        key = self._keys.pinned(bucket, prefix)
+        rows = (await self._client.read(Range(key))).found(0)
+        return bool(await self._delete(rows))
+
+    async def pinned_prefixes(self) -> list[PinnedPrefix]:
+        found = await self._reader.values(PinnedPrefix, self._keys.all("y"))
+        return sorted(found, key=lambda each: each.pinned_s)
 
     # -- holders
     async def live_holders(self) -> set[str]:

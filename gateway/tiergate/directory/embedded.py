@@ -30,6 +30,7 @@ from tiergate.model import (
     OriginUpload,
     Part,
     Pending,
+    PinnedPrefix,
     Record,
     Role,
     State,
@@ -300,6 +301,18 @@ class EmbeddedDirectory(OwedChanges):
 
     async def forget_bucket(self, name: str) -> None:
         await self._change(lambda rows: rows.drop_bucket(name))
+
+    # -- pinned prefixes
+    async def pin_prefix(self, pinned: PinnedPrefix) -> None:
+        await self._add(lambda rows: rows.put_pin(pinned))
+
+    async def unpin_prefix(self, bucket: str, prefix: str) -> bool:
+        return await self._change(lambda rows: rows.drop_pin(bucket, prefix))
+
+    async def pinned_prefixes(self) -> list[PinnedPrefix]:
+        with self._reading() as rows:
+            raw = rows.raw("pins")
+        return sorted((decode(PinnedPrefix, value) for value in raw), key=lambda each: each.pinned_s)
 
     # -- holders
     async def live_holders(self) -> set[str]:

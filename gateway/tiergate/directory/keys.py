@@ -4,7 +4,7 @@
 · `c` clean records by age, `k` clean markers (both: uid) · `u` uploads in progress, `p` their parts · `f` finished
 uploads · `x` orphan uploads · `s` steps under way · `b` buckets · `n` nodes, on their lease · `h` who holds which
 version, `i` the same by node · `w` pending writes by owner, `l` large ones by name · `t` steps that take something from
-a set, `v` markers' steps by scope · `r` receipts of writers.
+a set, `v` markers' steps by scope · `r` receipts of writers · `y` pinned prefixes.
 
 Names are UTF-8. A bucket's name holds no slash and neither it nor a key a NUL, so no two names meet and rows sort as S3
 lists them. Nothing but `n` hangs on a lease: an expiry would delete what is owed.
@@ -114,6 +114,9 @@ class Keys:
 
     def bucket(self, name: str) -> bytes:
         return self.table("b") + name.encode()
+
+    def pinned(self, bucket: str, prefix: str) -> bytes:
+        return self._named("y", ObjectName(bucket, prefix))
 
     def node(self, node: str) -> bytes:
         return self.table("n") + node.encode()

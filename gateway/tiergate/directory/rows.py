@@ -20,6 +20,7 @@ from tiergate.model import (
     OriginUpload,
     Part,
     Pending,
+    PinnedPrefix,
     Record,
     Role,
     State,
@@ -49,6 +50,7 @@ TABLE_NAMES = (
     "orphans",
     "steps",
     "buckets",
+    "pins",
 )
 
 
@@ -325,6 +327,20 @@ class LmdbRows:
 
     def drop_bucket(self, name: str) -> None:
         self._delete("buckets", name.encode())
+
+    # -- pinned prefixes
+    def put_pin(self, pinned: PinnedPrefix) -> None:
+        """Write a pinned prefix, unless it is one."""
+        key = object_key(pinned.bucket, pinned.prefix)
+        if self._get("pins", key) is None:
+            self._put("pins", key, encode(pinned))
+
+    def drop_pin(self, bucket: str, prefix: str) -> bool:
+        """Delete a pinned prefix; whether it was one."""
+        key = object_key(bucket, prefix)
+        is_pinned = self._get("pins", key) is not None
+        self._delete("pins", key)
+        return is_pinned
 
 
 def _in_order(ties: list[N], prefix: str, after: str) -> list[N]:

@@ -162,7 +162,8 @@ class Memory:
 
     def receive(self, body_uid: str, size_bytes: int, holder: str) -> Receiving:
         """Begin to receive a body of a known length; room for all of it is promised (clean bodies are
-        evicted, those of sets by their rank and others least recently used first, if it must be). `body_uid` is fresh. The caller seals or aborts.
+        evicted, those of sets by their rank and others least recently used first, if it must be). `body_uid`
+        is fresh. The caller seals or aborts.
 
         Raises:
             MemoryFullError: there is no room; nothing was reserved or evicted.

@@ -167,6 +167,10 @@ class Metrics:
         self.memory_slab_bytes = computed("memory_slab_bytes", "bytes", "Size of the slabs, in use or free.")
         self.evictions = counter("memory_evictions", "bodies", "Bodies evicted.")
         self.evicted_bytes = counter("memory_evicted_bytes", "bytes", "Bytes evicted.")
+        gauge = self._gauge
+        self.kept_sets = gauge("memory_kept_sets", "sets", "Whole sets of runs that are evicted last.")
+        self.kept_set_bytes = gauge("memory_kept_set_bytes", "bytes", "Bytes of those sets.")
+        self.pinned_set_bytes = gauge("memory_pinned_set_bytes", "bytes", "Bytes that are never evicted: pinned.")
         self.reaped_pins = counter("memory_reaped_pins", "pins", "Pins taken back from dead processes.")
         self.integrity_failures = counter(
             "memory_integrity_failures",

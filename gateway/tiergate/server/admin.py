@@ -26,6 +26,7 @@ from tiergate.observe.exposition import CONTENT_TYPE, Scrape, sum_files
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Reading
 from tiergate.server.loss import loss_report
+from tiergate.writeback.retaining import Retaining, RetentionReport, uri_of
 from tiergate.writeback.uploader import Uploader
 
 if TYPE_CHECKING:
@@ -83,9 +84,11 @@ class Admin:
         rooms: Rooms,
         uploader: Uploader,
         prefetch: Prefetch,
+        retaining: Retaining,
         member: "Member | None" = None,
         cluster: "Cluster | None" = None,
     ) -> None:
+        self._retaining = retaining
         self._cluster = cluster
         self._member = member
         self._prefetch = prefetch
@@ -111,6 +114,8 @@ class Admin:
                 web.get("/status", self._status),
                 web.post("/retry", self._retry),
                 web.post("/prefetch", self._prefetch_under),
+                web.post("/pin", self._pin),
+                web.post("/unpin", self._unpin),
             ]
         )
         return app
@@ -148,6 +153,28 @@ class Admin:
                 released += 1
         self._uploader.retry_now()
         return web.json_response({"released": released})
+
+    async def _pin(self, request: web.Request) -> web.Response:
+        """Keep what is under a prefix in memory, as far as it is there, whatever else needs room."""
+        bucket, prefix = request.query.get("bucket", ""), request.query.get("prefix", "")
+        if not bucket:
+            return web.json_response({"error": "a bucket must be named"}, status=400)
+        try:
+            size_bytes = await self._soon(self._retaining.pin(bucket, prefix))
+        except TiergateError as error:
+            return web.json_response({"error": error.message}, status=status_of(error))
+        return web.json_response({"bytes": size_bytes})
+
+    async def _unpin(self, request: web.Request) -> web.Response:
+        """Let a prefix be evicted again."""
+        bucket, prefix = request.query.get("bucket", ""), request.query.get("prefix", "")
+        try:
+            was_pinned = await self._soon(self._retaining.unpin(bucket, prefix))
+        except TiergateError as error:
+            return web.json_response({"error": error.message}, status=status_of(error))
+        if not was_pinned:
+            return web.json_response({"error": "it is not pinned"}, status=404)
+        return web.json_response({})
 
     async def _prefetch_under(self, request: web.Request) -> web.StreamResponse:
         """Bring what is under a prefix into memory, one prefetch at a time; it ends with the request. The answer has a
@@ -254,7 +281,12 @@ class Admin:
             loss = await self._soon(loss_report(self._rooms.directory, self._cluster, now_s))
         except OverloadedError as error:
             return report | {"directory": str(error)}
-        return report | {"objects": owed.counts, "writeback": self._writeback(owed), "loss": loss}
+        return report | {
+            "objects": owed.counts,
+            "writeback": self._writeback(owed),
+            "loss": loss,
+            "retention": retained(self._retaining.report, now_s),
+        }
 
     def _writeback(self, owed: "Owed") -> dict[str, Any]:
         pending, now_s = owed.pending, self._rooms.clock.wall_s()
@@ -349,6 +381,34 @@ def fault_of(task: asyncio.Task[None]) -> str:
         log.exception("a prefetch failed unexpectedly", error=error)
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def retained(report: RetentionReport, now_s: float) -> dict[str, Any]:
+    """What stays in memory, as status shows it."""
+    sets = [judged for run in report.runs for judged in run.sets.items()]
+    return {
+        "pinned_bytes": report.pinned_bytes,
+        "pinned_limit_bytes": report.limit_bytes,
+        "fault": report.fault,
+        "sets": [
+            {
+                "uri": f"s3://{each.bucket}/{each.prefix}",
+                "keep": keep.name.lower(),
+                "complete": each.is_complete,
+                "bytes": each.size_bytes,
+            }
+            for each, keep in sets[:SHOWN_COUNT]
+        ],
+        "pins": [
+            {
+                "uri": uri_of(each.pinned),
+                "bytes": each.size_bytes,
+                "kept": each.is_kept,
+                "age_s": round(now_s - each.pinned.pinned_s, 3),
+            }
+            for each in report.pins[:SHOWN_COUNT]
+        ],
+    }
 
 
 def shown(write: Pending, now_s: float) -> dict[str, Any]:

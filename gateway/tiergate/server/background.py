@@ -20,6 +20,7 @@ from tiergate.server.wiring import (
     copier_of,
     leave_embedded,
     open_cluster,
+    open_retaining,
     open_rooms,
     open_uploader,
     standing_of,
@@ -84,6 +85,7 @@ class Background:
         self._uploader = open_uploader(rooms, self._standing)
         self._survivors = self._open_survivors(cluster) if cluster else None
         self._report = Report()
+        self._retaining = open_retaining(rooms, cluster)
 
     async def belong(self, cluster: "Cluster", stop: asyncio.Event) -> None:
         """Work as a member of a cluster. Who does not end in order stays one for as long as its lease lasts."""
@@ -120,7 +122,7 @@ class Background:
         if not await self._recover():
             deaths.set()
         prefetch = Prefetch(rooms, self._cluster.directory if self._cluster else None)
-        runner = Admin(context, rooms, uploader, prefetch, member, self._cluster).runner()
+        runner = Admin(context, rooms, uploader, prefetch, self._retaining, member, self._cluster).runner()
         await runner.setup()
         await web.SockSite(runner, context.admin_socket).start()  # type: ignore[arg-type]
         loop.add_reader(context.wakeup_fd, lambda: drain(context.wakeup_fd, uploader.wake))
@@ -133,6 +135,7 @@ class Background:
                     group.create_task(self._clean_up_after_deaths(deaths)),
                     group.create_task(forget_oldest(rooms, self._cluster)),
                     group.create_task(keep_up(rooms, self._cluster)),
+                    group.create_task(self._retaining.run()),
                     *(group.create_task(work) for work in self._work_of_members()),
                 ]
                 await stop.wait()

@@ -29,6 +29,7 @@ from tiergate.server.budget import split
 from tiergate.writeback.copier import Copier
 from tiergate.writeback.gate import Gate
 from tiergate.writeback.holds import HoldBounds
+from tiergate.writeback.retaining import Held, Retaining
 from tiergate.writeback.sender import Sender, SenderSettings
 from tiergate.writeback.standing import Standing
 from tiergate.writeback.uploader import Uploader, UploaderSettings
@@ -221,6 +222,25 @@ def has_room_to_hold(memory: Memory, percent: int) -> bool:
     """Whether what the origin lacks takes no more than a part of the memory."""
     stats = memory.stats()
     return 100 * (stats.dirty_bytes + stats.receiving_bytes) <= percent * stats.room_bytes
+
+
+def open_retaining(rooms: Rooms, cluster: "Cluster | None") -> Retaining:
+    """What sees to it which sets stay in this node's memory, for the one process that does it."""
+    settings = rooms.settings
+    limit_bytes = settings.pinned_limit_bytes
+    held = Held(rooms.directory, rooms.memory)
+    if cluster is not None:
+        held = Held(rooms.directory, rooms.memory, cluster.directory, lambda: cluster.standing.me)
+    return Retaining(
+        rooms.directory,
+        rooms.memory,
+        rooms.markers,
+        held,
+        settings.prefixes,
+        settings.memory_limit_bytes // 2 if limit_bytes is None else limit_bytes,
+        rooms.clock,
+        rooms.metrics,
+    )
 
 
 def node_id(root: Path) -> str:

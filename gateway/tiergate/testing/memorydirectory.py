@@ -22,6 +22,7 @@ from tiergate.model import (
     OriginUpload,
     Part,
     Pending,
+    PinnedPrefix,
     Record,
     Role,
     Step,
@@ -275,6 +276,16 @@ class MemoryDirectory(OwedChanges):
 
     async def forget_bucket(self, name: str) -> None:
         await self._change(lambda rows: rows.tables.buckets.pop(name, None))
+
+    # -- pinned prefixes
+    async def pin_prefix(self, pinned: PinnedPrefix) -> None:
+        await self._change(lambda rows: rows.tables.pins.setdefault((pinned.bucket, pinned.prefix), pinned))
+
+    async def unpin_prefix(self, bucket: str, prefix: str) -> bool:
+        return await self._change(lambda rows: rows.tables.pins.pop((bucket, prefix), None)) is not None
+
+    async def pinned_prefixes(self) -> list[PinnedPrefix]:
+        return await self._read(lambda tables: sorted(tables.pins.values(), key=lambda each: each.pinned_s))
 
     # -- holders
     async def live_holders(self) -> set[str]:

@@ -17,6 +17,7 @@ from tiergate.model import (
     OriginUpload,
     Part,
     Pending,
+    PinnedPrefix,
     Record,
     Role,
     Step,
@@ -40,6 +41,7 @@ class Tables:
     parts: dict[tuple[str, int], Part] = field(default_factory=dict)
     finished: dict[str, Finished] = field(default_factory=dict)
     buckets: dict[str, Bucket] = field(default_factory=dict)
+    pins: dict[tuple[str, str], PinnedPrefix] = field(default_factory=dict)
     holders: dict[tuple[ObjectName, str], dict[str, int]] = field(default_factory=dict)
 
     def copy(self) -> "Tables":

@@ -3,6 +3,7 @@
 from tiergate.directory.base import Directory
 from tiergate.model import (
     Bucket,
+    PinnedPrefix,
     Role,
 )
 from tiergate.testing.directory_contract.values import (
@@ -26,6 +27,17 @@ class Upkeep:
         assert await directory.get_bucket(BUCKET) == bucket
         await directory.forget_bucket(BUCKET)
         assert await directory.get_bucket(BUCKET) is None
+
+    async def test_pinned_prefixes_are_kept_until_unpinned(self, directory: Directory) -> None:
+        later, first = PinnedPrefix(BUCKET, "run/2/", 9.0), PinnedPrefix(BUCKET, "run/1/" + "x" * 900, 5.0)
+        whole = PinnedPrefix("other", "", 20.0)
+        for each in (later, first, whole, PinnedPrefix(BUCKET, "run/2/", 30.0)):
+            await directory.pin_prefix(each)
+        assert await directory.pinned_prefixes() == [first, later, whole]
+        assert not await directory.unpin_prefix(BUCKET, "run/")
+        assert await directory.unpin_prefix(BUCKET, "run/2/")
+        assert not await directory.unpin_prefix(BUCKET, "run/2/")
+        assert await directory.pinned_prefixes() == [first, whole]
 
     async def test_live_holders_are_versions_and_uploads(self, directory: Directory) -> None:
         await put_clean(directory, object_name("clean"), "v1", "o1")
