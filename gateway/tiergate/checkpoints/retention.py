@@ -15,7 +15,7 @@ class Keep(IntEnum):
     NEWEST = 2
     """After those: it is its run's only whole one then, and S3 has it."""
     OWED = 3
-    """After all others: S3 lacks some of it, which stays in any case, so that it would go in part."""
+    """Not before S3 has all of it: what S3 lacks stays in any case, so it would go in part."""
     PINNED = 4
     """Never."""
 

@@ -90,9 +90,7 @@ class Level(IntEnum):
     LATE = 1
     """Once nothing is left of what has no rank."""
     LAST = 2
-    OWED = 3
-    """After all others: something of the set is dirty, and would be left behind."""
-    PINNED = 4
+    PINNED = 3
     """Never."""
 
 

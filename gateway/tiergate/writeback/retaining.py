@@ -39,7 +39,7 @@ _LEVELS = {
     Keep.SURPLUS: Level.FIRST,
     Keep.KEPT: Level.LATE,
     Keep.NEWEST: Level.LAST,
-    Keep.OWED: Level.OWED,
+    Keep.OWED: Level.PINNED,
     Keep.PINNED: Level.PINNED,
 }
 

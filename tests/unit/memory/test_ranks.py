@@ -40,7 +40,7 @@ def test_sets_go_in_the_order_of_their_ranks_and_others_in_between(memory: Memor
             "d": Rank(Level.LATE, 4, 3),
             "e": Rank(Level.FIRST, 7, 4),
             "f": Rank(Level.FIRST, 7, 4),
-            "g": Rank(Level.OWED, 0, 5),
+            "g": Rank(Level.LAST, 2, 5),
         }
     )
     left = []
