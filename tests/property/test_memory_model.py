@@ -353,7 +353,7 @@ class MemoryModel(RuleBasedStateMachine):
     def rank(self, data: st.DataObject, process: int) -> None:
         levels = st.builds(Rank, st.sampled_from(list(Level)), st.integers(0, 2), st.just(0))
         ranks = data.draw(st.dictionaries(st.sampled_from(sorted(self.kept)), levels))
-        self.processes[process].rank(ranks | {"unknown": Rank(Level.FIRST, 0, 0)})
+        self.processes[process].rank(ranks | {"unknown": Rank(Level.FIRST, 0, 0)}, SystemClock().monotonic_s())
         self.ranks = ranks
         self.settle()
 

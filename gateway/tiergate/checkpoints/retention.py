@@ -1,5 +1,6 @@
 """Which sets stay in a node's memory: the newest whole ones of each run, whole, and what is pinned. Pure."""
 
+import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -70,3 +71,8 @@ def within(sizes: Mapping[str, int], order: Sequence[str], limit_bytes: int) -> 
             taken.append(name)
             total_bytes += sizes.get(name, 0)
     return taken
+
+
+def group_of(bucket: str, prefix: str) -> int:
+    """A number that tells sets apart."""
+    return int.from_bytes(hashlib.blake2b(f"{bucket}/{prefix}".encode(), digest_size=8).digest())

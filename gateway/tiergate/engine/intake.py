@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
+from tiergate.checkpoints.recognition import set_prefix_of
+from tiergate.checkpoints.retention import group_of
 from tiergate.config import Settings
 from tiergate.engine.afterwards import Afterwards
 from tiergate.engine.calls import IncomingBody
@@ -178,15 +180,22 @@ class Intake:
         if not self.has_nodes(name):
             raise TooFewCopiesError("too few nodes for the copies", copies=copies_count, **log_name(name))
         if size_bytes is None:
-            receiving = memory.receive_unsized(body_uid, holder, self._rooms.settings.max_body_bytes)
+            limit_bytes = self._rooms.settings.max_body_bytes
+            receiving = memory.receive_unsized(body_uid, holder, limit_bytes, self._group_of(name))
         else:
-            receiving = memory.receive(body_uid, size_bytes, holder)
+            receiving = memory.receive(body_uid, size_bytes, holder, self._group_of(name))
         try:
             copying = replication.begin(name, holder, body_uid, size_bytes, copies_count)
         except BaseException:  # Whatever it was, the room was reserved for nothing.
             receiving.abort()
             raise
         return Arrival(self._rooms, self._afterwards, name, holder, known, receiving, copying, copies_count)
+
+    def _group_of(self, name: ObjectName) -> int | None:
+        """With which set the key's bytes are evicted, until background work has judged it."""
+        run = self._rooms.settings.prefix_for(name.bucket, name.key)
+        prefix = set_prefix_of(name.key, run.prefix) if run.keep_count else ""
+        return group_of(name.bucket, prefix) if prefix else None
 
     def wants_md5(self, name: ObjectName, size_bytes: int | None) -> bool:
         """Whether the ETag of such a body is its MD5 (design section 6); for an unknown length: whether it may be."""

@@ -15,11 +15,13 @@ from tiergate.memory.rows import (
     BLOCK_FILLING,
     BLOCK_SEALED,
     GOING_KEY,
+    MAKING,
     RANK_BYTES,
     BodyRow,
     Counters,
     HolderRow,
     Level,
+    Rank,
     aligned,
     block_key,
     lru_key,
@@ -39,7 +41,7 @@ from tiergate.model import BLOCK_BYTES, Body
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiergate.memory.rows import Extent, Rank, Table, Tables, Txn
+    from tiergate.memory.rows import Extent, Table, Tables, Txn
 
 INDEX_FILL_LIMIT = 0.5
 """Share of the index that rows may fill before bodies are evicted for its sake. The rest is for
@@ -235,8 +237,8 @@ class Inventory:
 
     # -- receiving whole bodies
 
-    def begin_receive(self, uid: bytes, size_bytes: int, charge: int) -> None:
-        """Make an invisible body and promise it `charge` bytes.
+    def begin_receive(self, uid: bytes, size_bytes: int, charge: int, group: int | None = None) -> None:
+        """Make an invisible body and promise it `charge` bytes. `group`: of the set in the making that it belongs to.
 
         Raises:
             MemoryFullError: there is no room.
@@ -246,6 +248,8 @@ class Inventory:
         self._reserve(charge, self._spare_bytes)
         self._close(uid, row)
         self._txn.put(receiving_key(self._token_bytes, uid, None), pack_number(charge), db=self._tables.receivings)
+        if group is not None:
+            self._txn.put(uid, Rank(Level.LATE, MAKING, group).pack(), db=self._tables.ranks)
 
     def extend(self, uid: bytes, first: int, sizes: Sequence[int], reserve: bool) -> list[list[Extent]]:
         """Lay out the next blocks of a body that is being received, from its promise or (`reserve`) from
@@ -440,13 +444,17 @@ class Inventory:
 
     # -- sets
 
-    def rank(self, uid: bytes, rank: Rank | None) -> None:
-        """Say with which set a body is evicted; None: by itself. Nothing if it is not here."""
+    def rank(self, uid: bytes, rank: Rank | None, judged_us: int) -> None:
+        """Say with which set a body is evicted; None: by itself, unless it is of a set in the making and not older than
+        `judged_us`. Nothing if it is not here."""
         row = self._open(uid)
         if row is None:
             return
         if rank is None:
-            self._txn.delete(uid, db=self._tables.ranks)
+            before = self._txn.get(uid, db=self._tables.ranks)
+            is_new = row.receiving or row.used_us > judged_us
+            if not (is_new and before is not None and Rank.unpack(before).order == MAKING):
+                self._txn.delete(uid, db=self._tables.ranks)
         else:
             self._txn.put(uid, rank.pack(), db=self._tables.ranks)
         self._close(uid, row)

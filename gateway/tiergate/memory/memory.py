@@ -160,24 +160,25 @@ class Memory:
 
     # -- receiving
 
-    def receive(self, body_uid: str, size_bytes: int, holder: str) -> Receiving:
+    def receive(self, body_uid: str, size_bytes: int, holder: str, group: int | None = None) -> Receiving:
         """Begin to receive a body of a known length; room for all of it is promised (clean bodies are
         evicted, those of sets by their rank and others least recently used first, if it must be). `body_uid`
-        is fresh. The caller seals or aborts.
+        is fresh. The caller seals or aborts. `group`: of the set that it is to belong to, with which it is
+        evicted until `rank` says otherwise.
 
         Raises:
             MemoryFullError: there is no room; nothing was reserved or evicted.
         """
         name_bytes(body_uid)
         name_bytes(holder)
-        return Receiving(self._store, self._claims, body_uid, size_bytes, holder, sized=True)
+        return Receiving(self._store, self._claims, body_uid, size_bytes, holder, sized=True, group=group)
 
-    def receive_unsized(self, body_uid: str, holder: str, limit_bytes: int) -> Receiving:
+    def receive_unsized(self, body_uid: str, holder: str, limit_bytes: int, group: int | None = None) -> Receiving:
         """Like `receive` for a body whose length nobody declared: it takes room block by block, so its
         `write` raises MemoryFullError when there is none, or when it passes `limit_bytes`."""
         name_bytes(body_uid)
         name_bytes(holder)
-        return Receiving(self._store, self._claims, body_uid, limit_bytes, holder, sized=False)
+        return Receiving(self._store, self._claims, body_uid, limit_bytes, holder, sized=False, group=group)
 
     def receive_block(self, body: Body, index: int, holder: str) -> BlockReceiving | None:
         """Begin to fill block `index` of a body from elsewhere; None if it is present, or somebody on this
@@ -287,13 +288,15 @@ class Memory:
             if not row.receiving
         }
 
-    def rank(self, ranks: Mapping[str, Rank]) -> None:
-        """Say with which sets bodies are evicted: of all that are here, just these have a rank from now on."""
+    def rank(self, ranks: Mapping[str, Rank], judged_s: float) -> None:
+        """Say with which sets bodies are evicted: of all that are here, just these have a rank from now on, and what
+        came in for a set after `judged_s`, by the monotonic clock."""
         with self._store.read() as txn:
             before = {key.decode(): bytes(value) for key, value in scan(txn, self._store.tables.ranks, b"")}
+        judged_us = int(judged_s * 1e6)
         changes: list[tuple[str, Rank | None]] = [(uid, None) for uid in before if uid not in ranks]
         changes += [(uid, rank) for uid, rank in ranks.items() if before.get(uid) != rank.pack()]
-        self._each(changes, lambda inventory, change: inventory.rank(name_bytes(change[0]), change[1]))
+        self._each(changes, lambda inventory, change: inventory.rank(name_bytes(change[0]), change[1], judged_us))
 
     def evict_going(self) -> bool:
         """Go on a little with the eviction of a set that has begun; False if there is none."""

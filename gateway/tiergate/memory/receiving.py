@@ -93,9 +93,18 @@ class Receiving(_Writer):
     """A whole body that is being received. Made by `Memory.receive` and `Memory.receive_unsized`."""
 
     def __init__(
-        self, store: Store, claims: Claims, body_uid: str, size_bytes: int, holder: str, *, sized: bool
+        self,
+        store: Store,
+        claims: Claims,
+        body_uid: str,
+        size_bytes: int,
+        holder: str,
+        *,
+        sized: bool,
+        group: int | None = None,
     ) -> None:
-        """`size_bytes`: the declared length if `sized`, else the most it may become."""
+        """`size_bytes`: the declared length if `sized`, else the most it may become. `group`: of the set that it is to
+        belong to."""
         super().__init__()
         self._store = store
         self._claims = claims
@@ -112,7 +121,7 @@ class Receiving(_Writer):
         charge = aligned(size_bytes) if sized else 0
 
         def begin(inventory: Inventory) -> list[list[Extent]]:
-            inventory.begin_receive(self._uid, size_bytes, charge)
+            inventory.begin_receive(self._uid, size_bytes, charge, group)
             return inventory.extend(self._uid, 0, sizes, reserve=False) if sizes else []
 
         sizes = self._next_sizes() if sized else []

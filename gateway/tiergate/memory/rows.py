@@ -37,6 +37,9 @@ _INDEX = struct.Struct(">I")
 _NUMBER = struct.Struct(">Q")
 _WHOLE = 0xFFFFFFFF
 COUNTERS_KEY = b"counters"
+MAKING = (1 << 64) - 1
+"""The order of what comes in for a set that nobody has judged since: after all others of its level."""
+
 GOING_KEY = b"going"
 """The rank of a set whose eviction has begun and is not done."""
 

@@ -1,14 +1,13 @@
 """Which sets stay in this node's memory: looks again and again at what is there, and tells memory how to evict it."""
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tiergate.checkpoints.layouts import layout_named
 from tiergate.checkpoints.markers import Markers
 from tiergate.checkpoints.recognition import set_prefix_of, sets_of
-from tiergate.checkpoints.retention import HeldSet, Keep, keeps, within
+from tiergate.checkpoints.retention import HeldSet, Keep, group_of, keeps, within
 from tiergate.clock import Clock
 from tiergate.config.settings import PrefixSettings
 from tiergate.directory.base import ClusterDirectory, Directory
@@ -278,7 +277,7 @@ class Retaining:
         """
         while self._memory.evict_going():
             await self._clock.sleep(0)
-        stats = self._memory.stats()
+        judged_s, stats = self._clock.monotonic_s(), self._memory.stats()
         seen = (await self._directory.revision(), stats.evictions, stats.used_bytes)
         if seen == self._seen:
             return
@@ -286,7 +285,7 @@ class Retaining:
         faults: list[str] = []
         runs = await self._rank_runs(ranks, faults)
         pins = await self._rank_pins(ranks, faults)
-        self._memory.rank(ranks)
+        self._memory.rank(ranks, judged_s)
         pinned_bytes = sum(each.size_bytes for each in pins if each.is_kept)
         self.report = RetentionReport(tuple(runs), tuple(pins), pinned_bytes, self._limit_bytes, "; ".join(faults))
         self._metrics.pinned_set_bytes.set(pinned_bytes)
@@ -368,11 +367,6 @@ def raise_to(ranks: dict[str, Rank], body_uids: Iterable[str], rank: Rank) -> No
         before = ranks.get(uid)
         if before is None or (before.level, before.order) < (rank.level, rank.order):
             ranks[uid] = rank
-
-
-def group_of(bucket: str, prefix: str) -> int:
-    """A number that tells sets apart."""
-    return int.from_bytes(hashlib.blake2b(f"{bucket}/{prefix}".encode(), digest_size=8).digest())
 
 
 def uri_of(pinned: PinnedPrefix) -> str:

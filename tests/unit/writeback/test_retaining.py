@@ -97,9 +97,7 @@ def opened(folder: Path, limit_blocks: int = 30) -> Iterator[Place]:
         stack.callback(directory.close)
         markers = Markers(lambda bucket, key: (), 1 << 30)
         held = Held(directory, memory)
-        retaining = Retaining(
-            directory, memory, markers, held, RUNS, limit_blocks * BLOCK, SystemClock(), Metrics()
-        )
+        retaining = Retaining(directory, memory, markers, held, RUNS, limit_blocks * BLOCK, SystemClock(), Metrics())
         yield Place(memory, directory, retaining)
         assert audit(memory.store) == []
 
