@@ -24,6 +24,9 @@ FLAGS = ("--revalidate", "0s", "--dirty-age-slow", "1ms", "--dirty-age-limit", "
 ELSEWHERE = {
     "tiergate_http_broken_invariants_total": "tests/unit/server/test_internal_error.py",
     "tiergate_http_refused_connections_total": "tests/e2e/test_connections.py",
+    "tiergate_memory_kept_set_bytes": "tests/semantics/test_p08_always_one.py",
+    "tiergate_memory_kept_sets": "tests/semantics/test_p08_always_one.py",
+    "tiergate_memory_pinned_set_bytes": "tests/semantics/test_p08_always_one.py",
     "tiergate_observe_scrape_faults_total": "tests/unit/observe/test_metrics.py",
     "tiergate_observe_series_dropped_total": "tests/unit/observe/test_metrics.py",
     "tiergate_read_peer_failures_total": "tests/unit/engine/test_cluster_reads.py",

@@ -1,11 +1,14 @@
 """What several nodes promise together. Network faults, frozen nodes and random histories are in tests/cluster."""
 
+import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
 
 import pytest
 from tests.etcds import StartCluster
@@ -357,3 +360,35 @@ def test_without_its_directory_a_node_asks_for_patience(proxy: FaultyOrigin, buc
         cluster.wait_settled()
         assert body_of(direct, bucket, "whole") == b"part"
         assert uploads_of(a, bucket) == uploads_of(direct, bucket) == []
+
+
+@pytest.mark.semantics("P8.4", "P8.1")
+def test_pins_and_runs_hold_on_every_node(start_cluster: StartCluster, bucket: str) -> None:
+    run = f"{{uri = 's3://{bucket}/run/', keep = 1}}"
+    cluster = start_cluster(2, *LEASE, "--prefix", run, memory_limit="64MiB")
+    a, b = clients_of(cluster)
+    for step in (1, 2):
+        for client, rank in ((a, 0), (b, 1)):
+            shard = f"run/{step}/__{rank}_0.distcp"
+            assert ack_of(client.put_object(Bucket=bucket, Key=shard, Body=bytes(2 * MIB))) == "memory:2"
+        a.put_object(Bucket=bucket, Key=f"run/{step}/.metadata", Body=b"marker")
+        cluster.wait_settled()
+    query = urlencode({"bucket": bucket, "prefix": "run/1/"})
+    with urlopen(Request(f"{cluster.nodes[0].admin}/pin?{query}", method="POST"), timeout=10) as answer:
+        assert json.load(answer)["bytes"] >= 4 * MIB
+
+    def judged(status: dict[str, Any]) -> bool:
+        found = status["retention"]
+        sets = {each["uri"].split("/")[-2]: (each["keep"], each["complete"]) for each in found["sets"]}
+        pinned = [(each["uri"], each["kept"], each["bytes"] >= 4 * MIB) for each in found["pins"]]
+        kept = sets == {"1": ("surplus", True), "2": ("newest", True)}
+        return kept and pinned == [(f"s3://{bucket}/run/1/", True, True)]
+
+    for node in cluster.nodes:
+        node.wait_status("both nodes judge alike", judged)
+    for index in range(20):
+        a.put_object(Bucket=bucket, Key=f"other/{index}", Body=bytes(4 * MIB))
+        cluster.wait_settled()
+    for node in cluster.nodes:
+        assert judged(node.status())
+        assert node.status()["memory"]["evictions"] > 0

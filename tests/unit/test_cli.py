@@ -32,6 +32,13 @@ class _Admin(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         line = {"total_count": 2, "total_bytes": 3, "done_count": 1, "done_bytes": 1}
         failure = {"uri": "s3://b/k", "reason": "[red]gone"}
+        if "pin?" in self.path:
+            gone = "/unpin" in self.path
+            body = json.dumps({"error": "it is not pinned"} if gone else {"bytes": 7, "asked": self.path}).encode()
+            self.send_response(404 if gone else 200)
+            self.end_headers()
+            self.wfile.write(body)
+            return
         body = json.dumps(line | {"failures": [failure], "is_over": False, "fault": ""}).encode() + b"\n"
         if "whole" in self.path:
             body += json.dumps(line | {"done_count": 2, "failures": [], "is_over": True, "fault": ""}).encode() + b"\n"
@@ -175,9 +182,23 @@ def test_prefetch_that_breaks_off_fails(admin: str, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.endswith("tiergate: the node went away before the prefetch was over\n")
 
 
+def test_pin_says_how_much_and_unpin_what_is_wrong(admin: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["pin", "s3://b/run/1/", "--admin-listen", admin]) == 0
+    assert capsys.readouterr().out == "s3://b/run/1/ is pinned, with 7 bytes in this node's memory now\n"
+    assert cli.main(["unpin", "s3://b/run/1/", "--admin-listen", admin]) == cli.EXIT_FAILED
+    assert capsys.readouterr().err == "tiergate: s3://b/run/1/: it is not pinned\n"
+
+
+def test_pin_without_a_node_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["pin", "s3://b/run/", "--admin-listen", "127.0.0.1:0", "--memory-dir", str(tmp_path)]
+    assert cli.main(words) == cli.EXIT_UNREACHABLE
+    assert capsys.readouterr().err == f"tiergate: no node serves from {tmp_path}\n"
+
+
+@pytest.mark.parametrize("verb", ["prefetch", "pin", "unpin"])
 @pytest.mark.parametrize("uri", ["b/k", "s3:///k", "http://b/k"])
-def test_prefetch_of_what_is_no_place_is_wrong_usage(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["prefetch", uri]) == cli.EXIT_USAGE
+def test_what_is_no_place_is_wrong_usage(verb: str, uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([verb, uri]) == cli.EXIT_USAGE
     assert "is not of the form s3://BUCKET/PREFIX" in capsys.readouterr().err
 
 

@@ -254,6 +254,7 @@ def test_overridden_fault_is_still_reported() -> None:
             '"imutable" is no key of a prefix, did you mean immutable?',
         ),
         ('[[prefix]]\nuri = "s3://b/"\netag = "md5"', 'prefix: etag: "md5" is not one of auto, exact'),
+        ('[[prefix]]\nuri = "s3://b/"\nkeep = 0', "prefix: keep: 0 is less than 1"),
         ('[[prefix]]\nuri = "s3://b/"\nexclusive = 1', "prefix: exclusive: 1 is neither true nor false"),
         ('[[prefix]]\nuri = "s3://b/p"\n[[prefix]]\nuri = "s3://b/p"', '"s3://b/p" is given twice'),
     ],

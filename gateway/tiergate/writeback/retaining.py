@@ -12,7 +12,7 @@ from tiergate.clock import Clock
 from tiergate.config.settings import PrefixSettings
 from tiergate.directory.base import ClusterDirectory, Directory
 from tiergate.errors import OverloadedError, RequestError, TiergateError
-from tiergate.memory.memory import Level, Memory, Rank
+from tiergate.memory.memory import BodyFound, Level, Memory, Rank
 from tiergate.model import Body, Holder, ObjectName, PinnedPrefix, Record, Role, State
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
@@ -31,7 +31,7 @@ PAUSE_S = 1.0
 NOTHING_S = 10.0
 """The same where nothing is to be retained: another node may pin something."""
 
-IDLE_SHARE = 20
+IDLE_SHARE = 5
 """A look that took long is followed by a pause so many times as long."""
 
 _LEVELS = {
@@ -185,7 +185,7 @@ class Retaining:
         memory: Memory,
         markers: Markers,
         held: Held,
-        runs: Sequence[PrefixSettings],
+        prefixes: Sequence[PrefixSettings],
         limit_bytes: int,
         clock: Clock,
         metrics: Metrics,
@@ -194,7 +194,8 @@ class Retaining:
         self._memory = memory
         self._markers = markers
         self._held = held
-        self._runs = [run for run in runs if run.keep_count]
+        self._prefixes = prefixes
+        self._runs = [each for each in prefixes if each.keep_count]
         self._limit_bytes = limit_bytes
         self._clock = clock
         self._metrics = metrics
@@ -238,9 +239,17 @@ class Retaining:
 
     async def _bodies_of(self, bucket: str, prefix: str) -> dict[str, int]:
         """The bodies under a prefix that are here, with their sizes."""
-        held = await self._held.under(bucket, prefix)
-        here = self._memory.found([body.uid for each in held for body in each.bodies])
+        here = await self._found(await self._held.under(bucket, prefix))
         return {uid: found.size_bytes for uid, found in here.items()}
+
+    async def _found(self, held: Iterable[HeldObject]) -> dict[str, BodyFound]:
+        """What is here of the bodies of objects."""
+        uids = [body.uid for each in held for body in each.bodies]
+        found: dict[str, BodyFound] = {}
+        for start in range(0, len(uids), PAGE_COUNT):
+            found |= self._memory.found(uids[start : start + PAGE_COUNT])
+            await asyncio.sleep(0)
+        return found
 
     # -- looking
     def wake(self) -> None:
@@ -314,10 +323,15 @@ class Retaining:
 
     async def _sets_of(self, run: PrefixSettings) -> dict[HeldSet, list[HeldObject]]:
         groups: dict[str, list[HeldObject]] = {}
-        for held in await self._held.under(run.bucket, run.prefix):
-            if prefix := set_prefix_of(held.key, run.prefix):
+        # What another table speaks of is none of this run.
+        inner = tuple(each.prefix for each in self._prefixes if each.bucket == run.bucket and is_inside(each, run))
+        for number, held in enumerate(await self._held.under(run.bucket, run.prefix)):
+            prefix = set_prefix_of(held.key, run.prefix)
+            if prefix and not held.key.startswith(inner):
                 groups.setdefault(prefix, []).append(held)
-        here = self._memory.found([body.uid for group in groups.values() for held in group for body in held.bodies])
+            if number % PAGE_COUNT == 0:
+                await asyncio.sleep(0)
+        here = await self._found(held for group in groups.values() for held in group)
         found: dict[HeldSet, list[HeldObject]] = {}
         for prefix, group in groups.items():
             bodies = {body.uid: body for held in group for body in held.bodies}
@@ -359,6 +373,11 @@ class Retaining:
             if uri_of(each) in kept:
                 raise_to(ranks, bodies[each], Rank(Level.PINNED, 0, group_of(each.bucket, each.prefix)))
         return [PinReport(each, sizes[uri_of(each)], uri_of(each) in kept) for each in pins]
+
+
+def is_inside(prefix: PrefixSettings, other: PrefixSettings) -> bool:
+    """Whether a prefix begins with another one, and goes on."""
+    return len(prefix.prefix) > len(other.prefix) and prefix.prefix.startswith(other.prefix)
 
 
 def raise_to(ranks: dict[str, Rank], body_uids: Iterable[str], rank: Rank) -> None:

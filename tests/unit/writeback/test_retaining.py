@@ -26,7 +26,7 @@ from tiergate.writeback.retaining import Held, Retaining
 BUCKET, RUN = "bucket", "run/"
 BLOCK = 4096
 BLOCKS = 64
-RUNS = (PrefixSettings(BUCKET, RUN, keep_count=2),)
+RUNS = (PrefixSettings(BUCKET, RUN, keep_count=2), PrefixSettings(BUCKET, f"{RUN}inner/"))
 
 
 class Place:
@@ -157,6 +157,14 @@ async def test_set_that_comes_in_while_older_ones_are_kept_is_in_the_making(plac
     await place.put(f"{RUN}latest", 1)
     await place.retaining.round()
     assert place.kept() == {"4/": Keep.KEPT, "3/": Keep.NEWEST, "2/": Keep.KEPT, "1/": Keep.SURPLUS}
+
+
+async def test_what_another_prefix_speaks_of_is_no_set_of_the_run(place: Place) -> None:
+    await place.save(1)
+    await place.put(f"{RUN}inner/7/.metadata", 1)
+    await place.persist(f"{RUN}inner/7/.metadata")
+    await place.retaining.round()
+    assert place.kept() == {"1/": Keep.NEWEST}
 
 
 async def test_layout_without_a_marker_is_whole_once_nothing_is_owed(place: Place) -> None:
