@@ -2,8 +2,8 @@
 
 Exit statuses: 0 success; 1 the node could not start or had to end, or the test or the demo failed; 2 wrong
 configuration or usage; 3 another node has the memory folder; 4 `status`, `prefetch`, `pin` or `unpin` found no node, or
-one that does not answer as it should; 5 a member of a cluster stopped, and something acknowledged is in its memory folder only, or
-may be. `prefetch` fails with 1 unless all is in memory."""
+one that does not answer as it should; 5 a member of a cluster stopped, and something acknowledged is in its memory
+folder only, or may be. `prefetch` fails with 1 unless all is in memory."""
 
 # ruff: noqa: T201 - this is the place that prints
 

@@ -1,7 +1,7 @@
 """What stays in a real memory, as a real directory and real markers say: single cases, and random histories."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import cast
@@ -291,10 +291,8 @@ class History:
     async def go_on(self) -> None:
         before = self.place.here()
         may_go = {step for step in self.steps if not self.owed.get(step) and step not in self.pinned}
-        act: Callable[[], object] = self.rng.choice([self.save, self.persist, self.press, self.press, self.pin])
-        result = act()
-        if hasattr(result, "__await__"):
-            await result
+        acts: list[Callable[[], Awaitable[None]]] = [self.save, self.persist, self.press, self.press, self.pin]
+        await self.rng.choice(acts)()
         after = self.place.here()
         gone = {step for step in may_go if before.get(f"{step}/") and not after.get(f"{step}/")}
         for step in self.steps:
@@ -326,7 +324,7 @@ class History:
                 if keys:
                     await self.place.persist(keys.pop(0))
 
-    def press(self) -> None:
+    async def press(self) -> None:
         try:
             self.place.press(self.rng.randint(1, BLOCKS))
         except MemoryFullError:
