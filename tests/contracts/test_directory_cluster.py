@@ -21,6 +21,7 @@ from tiergate.etcd.client import EtcdClient
 from tiergate.etcd.values import Found, Outcome, Put, Range, Txn
 from tiergate.model import NO_BASE, About, Holder, OriginUpload, Pending, Role, State, Step, new_uid
 from tiergate.testing.directory_contract import (
+    BUCKET,
     MARKER,
     SHARD,
     DirectoryContract,
@@ -472,6 +473,20 @@ async def test_holders_are_told_by_key_and_by_node(cluster: Cluster) -> None:
     finished = await b.directory.finish_upload("up", completed, [], make_intent(holders=(b.me,)))
     assert finished.held_by == {a.me, b.me}
     assert await a.directory.held_by("a") == []
+
+
+async def test_survey_tells_who_holds_each_version(cluster: Cluster) -> None:
+    a, b = await cluster.join("a"), await cluster.join("b")
+    keys = ["k", "k/1", "k\x01", "l"]
+    for key in keys:
+        await put(a.directory, object_name(key), f"of {key}", make_intent(holders=(a.me, b.me)))
+    await put(b.directory, object_name("k/1"), "newer", make_intent(holders=(b.me,)))
+    found = await b.directory.survey(BUCKET, "k", "", 10)
+    assert [each.holders for each in found] == [{"of k": {a.me, b.me}}, {"of k\x01": {a.me, b.me}}, {"newer": {b.me}}]
+    for page in (found, await b.directory.survey(BUCKET, "", "k", 2)):
+        for each in page:
+            assert each.record is not None
+            assert (each, each.holders) == (seen := await a.directory.get(each.record.name), seen.holders)
 
 
 async def test_node_that_is_back_adopts_what_it_holds(cluster: Cluster) -> None:

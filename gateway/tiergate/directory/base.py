@@ -104,6 +104,11 @@ class Directory(Protocol):
         """Up to `limit` records of any state whose key starts with `prefix` and is greater than `after`."""
         ...
 
+    async def survey(self, bucket: str, prefix: str, after: str, limit: int) -> list[Seen]:
+        """Like `scan`, each record with its pending write and, in a cluster, who holds its versions; all as of one
+        revision. What `get` says of buckets and slots is not told."""
+        ...
+
     async def put(self, name: ObjectName, version: Version, intent: Intent) -> Committed:
         """Commit a version as dirty and owed to the origin.
 
@@ -360,6 +365,10 @@ class Directory(Protocol):
     # -- buckets
     async def get_bucket(self, name: str) -> Bucket | None:
         """What was learnt of a bucket, however long ago."""
+        ...
+
+    async def buckets(self) -> list[Bucket]:
+        """All that was learnt of any bucket, by name: whatever has a record is in one of them."""
         ...
 
     async def put_bucket(self, bucket: Bucket) -> None:

@@ -217,6 +217,30 @@ class ClusteredDirectory(OwedChanges):
 
         return await self._reader.consistent(read)
 
+    async def survey(self, bucket: str, prefix: str, after: str, limit: int) -> list[Seen]:
+        wanted = self._keys.under("o", bucket, prefix, after)
+        if wanted is None:
+            return []
+
+        async def read(at: At) -> list[Seen]:
+            records = [record_of(row) async for row in self._reader.walk(wanted, at, limit)]
+            if not records:
+                return []
+            first, last = records[0].name, records[-1].name
+            found = await self._reader.values_at(Pending, self._keys.between("q", first, last), at)
+            writes = {write.name: write for write in found}
+            holders: dict[ObjectName, dict[str, frozenset[Holder]]] = {}
+            async for row in self._reader.walk(self._keys.between("h", first, last), at):
+                name, uid = self._keys.held_at(row.key)
+                of_name = holders.setdefault(name, {})
+                of_name[uid] = of_name.get(uid, frozenset()) | {value_of(Holder, row)}
+            return [
+                Seen(record, writes.get(record.name), at.revision, holders=holders.get(record.name, {}))
+                for record in records
+            ]
+
+        return await self._reader.consistent(read)
+
     async def put(self, name: ObjectName, version: Version, intent: Intent) -> Committed:
         def commit(rows: ClusterRows) -> Committed:
             rows.hold(name, version.uid, intent.holders)
@@ -454,6 +478,9 @@ class ClusteredDirectory(OwedChanges):
     # -- buckets
     async def get_bucket(self, name: str) -> Bucket | None:
         return await self._reader.one(Bucket, self._keys.bucket(name))
+
+    async def buckets(self) -> list[Bucket]:
+        return await self._reader.values(Bucket, self._keys.all("b"))
 
     async def put_bucket(self, bucket: Bucket) -> None:
         await self._committer.commit(Change((), (Put(self._keys.bucket(bucket.name), pack(bucket)),)))

@@ -135,6 +135,12 @@ class EmbeddedDirectory(OwedChanges):
             records = [rows.record(write.name) for write in writes]
             return [record for record in records if record is not None]
 
+    async def survey(self, bucket: str, prefix: str, after: str, limit: int) -> list[Seen]:
+        with self._reading() as rows:
+            revision = rows.revision()
+            records = islice(rows.records_from(bucket, prefix, after), limit)
+            return [Seen(record, rows.pending(record.name), revision) for record in records]
+
     async def put(self, name: ObjectName, version: Version, intent: Intent) -> Committed:
         return await self._add(lambda rows: transitions.put(rows, name, version, intent))
 
@@ -295,6 +301,11 @@ class EmbeddedDirectory(OwedChanges):
     async def get_bucket(self, name: str) -> Bucket | None:
         with self._reading() as rows:
             return rows.bucket(name)
+
+    async def buckets(self) -> list[Bucket]:
+        with self._reading() as rows:
+            raw = rows.raw("buckets")
+        return [decode(Bucket, value) for value in raw]
 
     async def put_bucket(self, bucket: Bucket) -> None:
         await self._add(lambda rows: rows.put_bucket(bucket))

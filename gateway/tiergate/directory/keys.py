@@ -67,6 +67,10 @@ class Keys:
             start = max(start, base + after.encode() + b"\0")
         return Range(start, end) if start < end else None
 
+    def between(self, table: str, first: ObjectName, last: ObjectName) -> Range:
+        """Rows of a table by name, or by name and more: those of two names and of all between them."""
+        return Range(self._named(table, first), self._named(table, last) + b"\1")  # "\0" begins what is more
+
     def below(self, table: str, bucket: str, scope: str) -> Range:
         """Rows of a table by name: those in a scope and below."""
         start = self.table(table) + f"{bucket}/{scope}".encode()
@@ -138,6 +142,11 @@ class Keys:
         """The uid and the node of a key of `holders`."""
         uid, _, node = key[len(self.all_holders(name).key) :].decode().partition("\0")
         return uid, node
+
+    def held_at(self, key: bytes) -> tuple[ObjectName, str]:
+        """The name and the uid of a key of `holders`."""
+        text, uid, _ = key[len(self.table("h")) :].decode().split("\0")
+        return _name(text), uid
 
     # -- by node
     def held(self, node: str, name: ObjectName, uid: str) -> bytes:

@@ -99,6 +99,13 @@ class MemoryDirectory(OwedChanges):
 
         return await self._read(look)
 
+    async def survey(self, bucket: str, prefix: str, after: str, limit: int) -> list[Seen]:
+        def look(tables: Tables) -> list[Seen]:
+            records = _under(tables.records, bucket, prefix, after)[:limit]
+            return [_seen(tables, record.name) for record in records]
+
+        return await self._read(look)
+
     async def put(self, name: ObjectName, version: Version, intent: Intent) -> Committed:
         return await self._commit(
             lambda rows: name, version.uid, intent.holders, lambda rows: transitions.put(rows, name, version, intent)
@@ -270,6 +277,9 @@ class MemoryDirectory(OwedChanges):
     # -- buckets
     async def get_bucket(self, name: str) -> Bucket | None:
         return await self._read(lambda tables: tables.buckets.get(name))
+
+    async def buckets(self) -> list[Bucket]:
+        return await self._read(lambda tables: [tables.buckets[name] for name in sorted(tables.buckets)])
 
     async def put_bucket(self, bucket: Bucket) -> None:
         await self._change(lambda rows: rows.tables.buckets.update({bucket.name: bucket}))

@@ -1,6 +1,6 @@
 """Scans in the order of keys, whatever their length."""
 
-from tiergate.directory.base import Directory
+from tiergate.directory.base import Directory, Seen
 from tiergate.model import (
     NO_BASE,
     State,
@@ -66,3 +66,26 @@ class Scans:
         await directory.delete(object_name("c"), make_intent())
         found = await directory.scan_unpersisted(BUCKET, "", "", 10)
         assert [(item.name.key, item.state) for item in found] == [("b", State.DIRTY), ("c", State.TOMBSTONE)]
+
+    async def test_survey_pages_through_what_get_says_of_each_key(self, directory: Directory) -> None:
+        for key in AWKWARD_KEYS[::3]:
+            await put(directory, object_name(key), key[:4])
+        for key in AWKWARD_KEYS[1::3]:
+            await put_clean(directory, object_name(key), key[:4], "o")
+        for key in AWKWARD_KEYS[2::3]:
+            await directory.delete(object_name(key), make_intent())
+        await put(directory, object_name("a", "bucket2"), "z")
+        found: list[Seen] = []
+        while page := await directory.survey(BUCKET, "", key_of(found[-1]) if found else "", 7):
+            found += page
+        assert [key_of(each) for each in found] == AWKWARD_KEYS
+        assert found == [await directory.get(object_name(key)) for key in AWKWARD_KEYS]
+        assert await directory.survey(BUCKET, "q/", "r", 7) == []
+        under = [key for key in AWKWARD_KEYS if key.startswith("p/")]
+        assert [key_of(each) for each in await directory.survey(BUCKET, "p/", under[2], 2)] == under[3:5]
+
+
+def key_of(seen: Seen) -> str:
+    """The key of a record that was seen."""
+    assert seen.record is not None
+    return seen.record.name.key

@@ -25,6 +25,11 @@ class Upkeep:
         assert await directory.get_bucket(BUCKET) is None
         await directory.put_bucket(bucket)
         assert await directory.get_bucket(BUCKET) == bucket
+        other = Bucket("another", "us-east-1", False, 13.0)
+        await directory.put_bucket(other)
+        assert await directory.buckets() == [other, bucket]
+        await directory.forget_bucket("another")
+        assert await directory.buckets() == [bucket]
         await directory.forget_bucket(BUCKET)
         assert await directory.get_bucket(BUCKET) is None
 
