@@ -56,8 +56,8 @@ class Manifest:
 @dataclass(frozen=True, slots=True)
 class Thing:
     """An object as the directory knows it. `copies_count`: living nodes that hold all of its current bytes. `in_s3`:
-    the origin holds just this version. `is_parked`: by policy it stays in memory. `sent_bytes` of it are on their
-    way."""
+    the origin holds just this version. `is_parked`: by policy it stays in memory. `sent_bytes` of it are on their way.
+    `is_disturbed`: it is a marker, and an object of its set was replaced or deleted since: its word does not hold."""
 
     key: str
     size_bytes: int
@@ -68,6 +68,7 @@ class Thing:
     quarantined: str = ""
     is_receiving: bool = False
     sent_bytes: int = 0
+    is_disturbed: bool = False
 
 
 class SetState(StrEnum):
@@ -79,6 +80,8 @@ class SetState(StrEnum):
     UPLOADING = "uploading"
     """Whole in memory, some of it not in S3 yet."""
     COMPLETE = "complete"
+    PARTIAL = "partial"
+    """Some of it is here; the rest can be had from the other tier."""
     DAMAGED = "damaged"
     """Its marker is there and a member is missing, or too short."""
     QUARANTINED = "quarantined"
@@ -100,7 +103,8 @@ class TierStatus:
 @dataclass(frozen=True, slots=True)
 class SetStatus:
     """A set over all tiers. `objects_count` and `size_bytes` of the set as it should be. `committed_s`: when its marker
-    was committed, else its newest object."""
+    was committed, else its newest object. `is_whole`: its marker stands and every object of it can be had, from one
+    tier or another. `fault`: why its marker or list cannot be read as what it should be."""
 
     name: SetName
     step: int | None
@@ -110,6 +114,8 @@ class SetStatus:
     is_parked: bool
     is_pinned: bool
     tiers: Mapping[Tier, TierStatus] = field(default_factory=dict)
+    is_whole: bool = False
+    fault: str = ""
 
 
 class ReadBody(Protocol):

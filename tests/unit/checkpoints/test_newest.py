@@ -1,0 +1,42 @@
+"""The newest complete set over all tiers."""
+
+from itertools import permutations
+
+import pytest
+
+from tiergate.checkpoints.newest import UnseenTierError, newest
+from tiergate.checkpoints.sets import SetName, SetStatus, Tier
+
+
+def status(step: int | None, committed_s: float = 1.0, prefix: str = "", *, is_whole: bool = True) -> SetStatus:
+    name = SetName("bucket", prefix or f"run/{step}/", "dcp", "", step)
+    return SetStatus(name, step, 1, 1, committed_s, is_parked=False, is_pinned=False, is_whole=is_whole)
+
+
+@pytest.mark.parametrize(
+    ("sets", "step"),
+    [
+        ([status(0)], 0),
+        ([status(2, 5.0), status(10, 1.0), status(9, 9.0)], 10),
+        ([status(10, is_whole=False), status(9)], 9),
+        ([status(None, 99.0), status(0, 1.0)], 0),
+        ([status(0, is_whole=False), status(None, 99.0)], None),
+    ],
+)
+def test_highest_whole_step_wins_in_whatever_order(sets: list[SetStatus], step: int | None) -> None:
+    for order in permutations(sets):
+        found = newest(order)
+        assert found is not None
+        assert found.step == step
+
+
+def test_of_equal_steps_the_one_committed_last_wins_and_names_decide_the_rest() -> None:
+    sets = [status(3, 1.0, "z/"), status(3, 2.0, "a/"), status(3, 2.0, "b/")]
+    assert {found.name.prefix for order in permutations(sets) if (found := newest(order))} == {"b/"}
+
+
+def test_none_is_said_only_where_every_tier_was_seen() -> None:
+    assert newest([]) is newest([status(1, is_whole=False)]) is None
+    for sets in ([], [status(5)]):
+        with pytest.raises(UnseenTierError, match="what s3 holds"):
+            newest(sets, {Tier.S3})
