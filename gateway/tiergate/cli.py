@@ -1,9 +1,10 @@
 """The command line: the only place that prints or decides an exit status.
 
 Exit statuses: 0 success; 1 the node could not start or had to end, or the test or the demo failed; 2 wrong
-configuration or usage; 3 another node has the memory folder; 4 `status`, `prefetch`, `pin` or `unpin` found no node, or
-one that does not answer as it should; 5 a member of a cluster stopped, and something acknowledged is in its memory
-folder only, or may be. `prefetch` fails with 1 unless all is in memory."""
+configuration or usage; 3 another node has the memory folder; 4 `status`, `prefetch`, `pin`, `unpin` or `checkpoints`
+found no node, or one that does not answer as it should; 5 a member of a cluster stopped, and something acknowledged is
+in its memory folder only, or may be; 6 `checkpoints` cannot tell all, since a tier or the directory does not answer.
+`prefetch` fails with 1 unless all is in memory, `checkpoints` where one is damaged or quarantined."""
 
 # ruff: noqa: T201 - this is the place that prints
 
@@ -16,25 +17,26 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from http import HTTPStatus
 from http.client import HTTPResponse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
-from tiergate import __version__, config
+from tiergate import __version__, config, tables
 from tiergate.child import Folders, run_child
 from tiergate.clock import SystemClock
 from tiergate.config import DECLARATIONS, Loaded, Settings
 from tiergate.config.declare import show_value
 from tiergate.errors import ConfigError, TiergateError
 from tiergate.observe import logs
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from tiergate.selftest import Result
+from tiergate.s3.uri import parse_uri
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_BUSY, EXIT_UNREACHABLE = range(5)
+EXIT_UNSEEN = 6
 _ANSWER_TIMEOUT_S = 10.0
+
+_SEARCH_TIMEOUT_S = 600.0
+"""So long a node may look for checkpoints: large buckets take the origin many pages."""
 
 _PROGRESS_LINE_S = 5.0
 """How often a prefetch says how far it is where nobody sees a bar."""
@@ -121,9 +123,13 @@ def _status(options: argparse.Namespace, unknown: list[str]) -> int:
     except (OSError, ValueError) as error:
         return _fail(EXIT_UNREACHABLE, f"no status from {url}: {getattr(error, 'reason', None) or error}")
     if options.json:
-        print(json.dumps(status, indent=2, ensure_ascii=False))
+        _print_json(status)
     else:
-        _print_tables(status)
+        from rich.console import Console
+
+        console = Console()
+        for table in tables.status_tables(status):
+            console.print(table)
     return EXIT_OK
 
 
@@ -178,6 +184,48 @@ def _place_of(uri: str) -> tuple[str, str]:
     return place.netloc, uri.removeprefix(f"s3://{place.netloc}").removeprefix("/")
 
 
+def _checkpoints(options: argparse.Namespace, unknown: list[str]) -> int:
+    if options.uri:
+        _place_of(options.uri)
+    settings = _load(options, unknown).settings
+    url = _admin_url(settings)
+    if url is None:
+        return _fail(EXIT_UNREACHABLE, f"no node serves from {settings.memory_dir}")
+    query = urllib.parse.urlencode({"uri": options.uri} if options.uri else {})
+    try:
+        answer = _fetch(f"{url}/checkpoints?{query}", _SEARCH_TIMEOUT_S)
+    except urllib.error.HTTPError as error:
+        status = EXIT_UNSEEN if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR else EXIT_FAILED
+        return _fail(status, f"the checkpoints cannot be told: {_reason(error)}")
+    except (OSError, ValueError) as error:
+        return _fail(EXIT_UNREACHABLE, f"no answer from {url}: {getattr(error, 'reason', None) or error}")
+    if options.json:
+        _print_json(answer)
+    else:
+        from rich.console import Console
+
+        Console().print(tables.checkpoints_table(answer["sets"]) if answer["sets"] else "no checkpoints")
+    return _judged(answer)
+
+
+def _judged(answer: Mapping[str, Any]) -> int:
+    """Say what is wrong with the checkpoints of an answer, or with the answer; the exit status for that."""
+    status = EXIT_OK
+    for each in answer["sets"]:
+        for tier, found in each["tiers"].items():
+            if found["state"] in ("damaged", "quarantined"):
+                why = each["fault"] or ", ".join(found["missing"])
+                status = _fail(EXIT_FAILED, f"{each['uri']} is {found['state']} in {tier}: {why}")
+            elif found["state"] == "unknown":
+                why = each["fault"] or "the origin does not answer"
+                status = _fail(EXIT_UNSEEN, f"whether {each['uri']} is whole is not known now: {why}")
+    for place in answer["places"]:
+        if place["unseen"]:
+            why = place["fault"] or place["origin_fault"]
+            status = _fail(EXIT_UNSEEN, f"not all of {place['uri']} was seen ({', '.join(place['unseen'])}): {why}")
+    return status
+
+
 def _demo(words: list[str]) -> int:
     run = cast("Callable[[list[str]], int | None]", importlib.import_module("tiergate.demo").run)
     try:
@@ -205,14 +253,20 @@ def _test(options: argparse.Namespace, unknown: list[str]) -> int:
             results = selftest.run_checks(client, options.bucket)
     except (BotoCoreError, ClientError, ValueError) as error:
         return _fail(EXIT_FAILED, f"{options.endpoint} cannot be tested: {error}")
-    _print_results(console, options.endpoint, results)
-    return EXIT_FAILED if any(result.fault for result in results) else EXIT_OK
+    console.print(tables.results_table(options.endpoint, results))
+    failed_count = sum(bool(result.fault) for result in results)
+    console.print(f"{len(results) - failed_count} passed, {failed_count} failed", highlight=False)
+    return EXIT_FAILED if failed_count else EXIT_OK
 
 
 def _fail(status: int, *lines: str) -> int:
     for line in lines:
         print(f"tiergate: {logs.masked_text(line)}", file=sys.stderr)
     return status
+
+
+def _print_json(document: Mapping[str, Any]) -> None:
+    print(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 # -- the command line
@@ -231,12 +285,25 @@ def _parser() -> _Parser:
     unpin = commands.add_parser("unpin", help="let a pinned prefix be evicted again", allow_abbrev=False)
     for pinning in (pin, unpin):
         pinning.add_argument("uri", metavar="s3://BUCKET/PREFIX", help="all keys that begin so")
+    checkpoints = commands.add_parser("checkpoints", help="list checkpoints and where they are", allow_abbrev=False)
+    checkpoints.add_argument(
+        "uri", metavar="s3://BUCKET/PREFIX", nargs="?", help="those under this; by default those of all buckets in use"
+    )
+    checkpoints.add_argument("--json", action="store_true", help="print JSON")
     test = commands.add_parser("test", help="test whether an endpoint behaves like S3", allow_abbrev=False)
     test.set_defaults(command=_test)
     _add_test_options(test, os.environ)
     commands.add_parser("demo", help="show the product on this machine", add_help=False)
-    commands_here = (serve, _serve), (check, _check_config), (status, _status), (prefetch, _prefetch)
-    for command, run in (*commands_here, (pin, _pin), (unpin, _unpin)):
+    with_settings = (
+        (serve, _serve),
+        (check, _check_config),
+        (status, _status),
+        (prefetch, _prefetch),
+        (pin, _pin),
+        (unpin, _unpin),
+        (checkpoints, _checkpoints),
+    )
+    for command, run in with_settings:
         command.set_defaults(command=run)
         _add_settings(command)
     return parser
@@ -298,14 +365,14 @@ def _admin_url(settings: Settings) -> str | None:
     return url
 
 
-def _ask(request: urllib.request.Request) -> HTTPResponse:
+def _ask(request: urllib.request.Request, timeout_s: float = _ANSWER_TIMEOUT_S) -> HTTPResponse:
     """What the admin address answers, without a proxy in between.
 
     Raises:
         OSError: nobody answers, or with an error.
     """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    return cast("HTTPResponse", opener.open(request, timeout=_ANSWER_TIMEOUT_S))
+    return cast("HTTPResponse", opener.open(request, timeout=timeout_s))
 
 
 def _object(document: bytes) -> Mapping[str, Any]:
@@ -320,14 +387,14 @@ def _object(document: bytes) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", answer)
 
 
-def _fetch(url: str) -> Mapping[str, Any]:
+def _fetch(url: str, timeout_s: float = _ANSWER_TIMEOUT_S) -> Mapping[str, Any]:
     """A document of the admin address.
 
     Raises:
         OSError: nobody answers, or with an error.
         ValueError: the answer is not a JSON object.
     """
-    with _ask(urllib.request.Request(url)) as response:
+    with _ask(urllib.request.Request(url), timeout_s) as response:
         return _object(response.read())
 
 
@@ -371,61 +438,3 @@ def _follow(uri: str, lines: Iterator[Mapping[str, Any]]) -> int:
 
 def _amount(line: Mapping[str, Any]) -> str:
     return f"{line['done_count']} of {line['total_count']} objects"
-
-
-# -- the status of a node
-def _print_tables(status: Mapping[str, object]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    for title, section in _sections(status):
-        if not section:
-            continue
-        table = Table(title=title, title_justify="left", show_header=isinstance(section, list))
-        if isinstance(section, list):
-            rows = [row if isinstance(row, dict) else {"": row} for row in section]
-            columns = list(dict.fromkeys(str(name) for row in rows for name in row))
-            for column in columns:
-                table.add_column(column)
-            for row in rows:
-                table.add_row(*(Text(_shown(row.get(column, ""))) for column in columns))
-        else:
-            for name, value in section.items():
-                table.add_row(name, Text(_shown(value)))
-        console.print(table)
-
-
-def _sections(status: Mapping[str, object]) -> Iterator[tuple[str, list[object] | dict[str, object]]]:
-    """The tables of a status with their titles: what lists rows is a table of its own."""
-    yield "node", {name: value for name, value in status.items() if not isinstance(value, dict | list)}
-    for title, section in status.items():
-        if isinstance(section, list):
-            yield title, section
-        elif isinstance(section, dict):
-            values = cast("dict[str, object]", section)
-            lists = {name: cast("list[object]", value) for name, value in values.items() if isinstance(value, list)}
-            yield title, {name: value for name, value in values.items() if not lists.get(name)}
-            for name, rows in lists.items():
-                yield f"{title}: {name}", rows
-
-
-def _print_results(console: "Console", endpoint: str, results: "Sequence[Result]") -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=f"S3 as spoken by {endpoint}", title_justify="left")
-    table.add_column("check")
-    table.add_column("result")
-    table.add_column("seconds", justify="right")
-    for result in results:
-        outcome = Text(result.fault, style="red") if result.fault else Text("ok", style="green")
-        table.add_row(result.name, outcome, f"{result.took_s:.2f}")
-    console.print(table)
-    failed_count = sum(bool(result.fault) for result in results)
-    console.print(f"{len(results) - failed_count} passed, {failed_count} failed", highlight=False)
-
-
-def _shown(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -11,9 +11,23 @@ MISSING_COUNT = 20
 
 
 @dataclass(frozen=True, slots=True)
+class Doubts:
+    """What is wrong with what is known of a set. `damage`: why its marker or list is not what it should be; `unread`:
+    why they cannot be read now; `is_s3_unseen`: the origin did not say what it has."""
+
+    damage: str = ""
+    unread: str = ""
+    is_s3_unseen: bool = False
+
+
+NO_DOUBTS = Doubts()
+
+
+@dataclass(frozen=True, slots=True)
 class _View:
     """A set, judged as one over all tiers: what it must hold, and what of it can be had. `is_marked`: its marker can be
-    had, or it needs none. `is_damaged`: its marker says that it is whole, and it is not."""
+    had, or it needs none. `is_damaged`: its marker says that it is whole, and it is not; `is_unknown`: it may be, and
+    nobody can tell now."""
 
     wanted: Mapping[str, Member]
     things: Mapping[str, Thing]
@@ -21,9 +35,10 @@ class _View:
     is_marked: bool
     is_disturbed: bool
     is_damaged: bool
+    is_unknown: bool
 
     @classmethod
-    def of(cls, manifest: Manifest, things: Mapping[str, Thing], needs_marker: bool, fault: str) -> Self:
+    def of(cls, manifest: Manifest, things: Mapping[str, Thing], needs_marker: bool, doubts: "Doubts") -> Self:
         marker = manifest.name.marker
         wanted = {member.key: member for member in manifest.members}
         if marker:
@@ -33,7 +48,10 @@ class _View:
         is_disturbed = is_said and things[marker].is_disturbed
         arriving = {key for key, thing in things.items() if thing.is_receiving}
         is_torn = is_said and not is_disturbed and not wanted.keys() <= had | arriving
-        return cls(wanted, things, had, is_said or not needs_marker, is_disturbed, bool(fault) or is_torn)
+        # What the origin holds and everybody forgot is not among the things while it cannot be asked.
+        is_unknown = bool(doubts.unread) or (is_torn and doubts.is_s3_unseen and things[marker].in_s3)
+        is_damaged = not is_unknown and (is_torn or bool(doubts.damage))
+        return cls(wanted, things, had, is_said or not needs_marker, is_disturbed, is_damaged, is_unknown)
 
     @property
     def is_whole(self) -> bool:
@@ -42,7 +60,7 @@ class _View:
     @property
     def is_sound(self) -> bool:
         """Whether nothing but missing members can keep it from being whole."""
-        return self.is_marked and not self.is_disturbed and not self.is_damaged
+        return self.is_marked and not (self.is_disturbed or self.is_damaged or self.is_unknown)
 
     def there(self, tier: Tier) -> list[Thing]:
         """The members that a tier has."""
@@ -57,13 +75,13 @@ def status_of(
     things: Mapping[str, Thing],
     *,
     needs_marker: bool = True,
-    fault: str = "",
+    doubts: Doubts = NO_DOUBTS,
     is_pinned: bool = False,
 ) -> SetStatus:
     """Where a set stands. `things`: the current objects under its prefix by key, and those on their way in that have no
     current version; others are not looked at. `needs_marker`: its layout has a marker, without which nothing can be
-    said to be whole. `fault`: why its marker or its own list cannot be read, which is a damage."""
-    view = _View.of(manifest, things, needs_marker, fault)
+    said to be whole."""
+    view = _View.of(manifest, things, needs_marker, doubts)
     found = view.those(view.wanted)
     marker = things.get(manifest.name.marker)
     return SetStatus(
@@ -76,7 +94,7 @@ def status_of(
         is_pinned=is_pinned,
         tiers={Tier.MEMORY: _in_memory(view), Tier.S3: _in_s3(view)},
         is_whole=view.is_whole,
-        fault=fault,
+        fault=doubts.damage or doubts.unread,
     )
 
 
@@ -85,6 +103,8 @@ def _in_memory(view: _View) -> TierStatus:
     if not there:
         is_receiving = any(each.is_receiving for each in view.those(view.wanted))
         state = SetState.RECEIVING if is_receiving and not view.is_whole else SetState.ABSENT
+    elif view.is_unknown:
+        state = SetState.UNKNOWN
     elif view.is_damaged:
         state = SetState.DAMAGED
     elif view.is_sound and len(there) == len(view.wanted):
@@ -106,6 +126,8 @@ def _in_s3(view: _View) -> TierStatus:
         state = SetState.UPLOADING if is_owed else SetState.PARTIAL if there else SetState.ABSENT
     elif not there:
         state = SetState.ABSENT
+    elif view.is_unknown:
+        state = SetState.UNKNOWN
     elif view.is_damaged:
         state = SetState.DAMAGED
     else:

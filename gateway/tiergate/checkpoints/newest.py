@@ -17,11 +17,14 @@ def newest(sets: Iterable[SetStatus], unseen: Collection[Tier] = ()) -> SetStatu
     caller who is given the same sets gets the same answer, in whatever order they come. None: there is no whole set.
 
     Raises:
-        UnseenTierError: not every tier was seen (`unseen`).
+        UnseenTierError: not every tier was seen (`unseen`), or a set that would be newer may be whole.
     """
     if unseen:
         raise UnseenTierError(f"what {', '.join(sorted(unseen))} holds is not known now")
-    return max((each for each in sets if each.is_whole), key=_age, default=None)
+    found = max((each for each in sets if each.is_whole or each.is_unknown), key=_age, default=None)
+    if found is not None and not found.is_whole:
+        raise UnseenTierError(f"whether {found.name.prefix} is whole is not known now: {found.fault}")
+    return found
 
 
 def _age(status: SetStatus) -> tuple[bool, int, float, str, str]:

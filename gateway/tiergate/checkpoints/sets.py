@@ -86,6 +86,8 @@ class SetState(StrEnum):
     """Its marker is there and a member is missing, or too short."""
     QUARANTINED = "quarantined"
     """The origin refused an object of it for good."""
+    UNKNOWN = "unknown"
+    """Some of it is here. What would tell whether it is whole cannot be had now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class TierStatus:
 class SetStatus:
     """A set over all tiers. `objects_count` and `size_bytes` of the set as it should be. `committed_s`: when its marker
     was committed, else its newest object. `is_whole`: its marker stands and every object of it can be had, from one
-    tier or another. `fault`: why its marker or list cannot be read as what it should be."""
+    tier or another. `fault`: why its marker or list cannot be read as what it should be, or not now."""
 
     name: SetName
     step: int | None
@@ -116,6 +118,11 @@ class SetStatus:
     tiers: Mapping[Tier, TierStatus] = field(default_factory=dict)
     is_whole: bool = False
     fault: str = ""
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it may be whole, and nobody can tell now."""
+        return any(each.state is SetState.UNKNOWN for each in self.tiers.values())
 
 
 class ReadBody(Protocol):

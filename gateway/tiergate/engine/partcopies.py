@@ -13,7 +13,7 @@ from tiergate.engine.forwarding import Forwarding
 from tiergate.engine.intake import Intake
 from tiergate.engine.multipart import Multipart, part_ack
 from tiergate.engine.parts import part_members, part_number
-from tiergate.engine.reads import Reads
+from tiergate.engine.reads import Openings
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.spill import Spill
 from tiergate.errors import (
@@ -72,7 +72,7 @@ class PartCopies:
         buckets: Buckets,
         intake: Intake,
         forwarding: Forwarding,
-        reads: Reads,
+        openings: Openings,
         multipart: Multipart,
         spill: Spill,
     ) -> None:
@@ -80,7 +80,7 @@ class PartCopies:
         self._buckets = buckets
         self._intake = intake
         self._forwarding = forwarding
-        self._reads = reads
+        self._openings = openings
         self._multipart = multipart
         self._spill = spill
 
@@ -135,7 +135,7 @@ class PartCopies:
                 raise too_large_to_copy()
             return start, end
 
-        current, (start, end), stream = await self._reads.open(source, decide, lambda span: span)
+        current, (start, end), stream = await self._openings.open(source, decide, lambda span: span)
         version = current.version
         return SourceBody(
             stream, end - start, version.headers.get(VERSION_HEADER, ""), etag_of_part(version, start, end)

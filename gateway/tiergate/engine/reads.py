@@ -10,7 +10,7 @@ from tiergate.engine.fills import Fills, ForeignVersionError, Route, Source, Van
 from tiergate.engine.forwarding import Forwarding
 from tiergate.engine.outage import Outage
 from tiergate.engine.rooms import Rooms, bodies_of, log_name
-from tiergate.errors import NotFoundError, OverloadedError, PeerError, RequestError, invariant
+from tiergate.errors import NotFoundError, OverloadedError, PeerError, RequestError, TiergateError, invariant
 from tiergate.memory.memory import Pin
 from tiergate.model import BLOCK_BYTES, Body, ObjectName, State, Version
 from tiergate.origin.stamp import DEFAULT_CONTENT_TYPE
@@ -34,59 +34,14 @@ RESPONSE_OVERRIDES = (
 """https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html: `response-<header>` overrides the header."""
 
 
-class Reads:
-    """The reading operations."""
+class Openings:
+    """Opens objects, wherever their bytes are."""
 
-    def __init__(
-        self, rooms: Rooms, buckets: Buckets, resolver: Resolver, fills: Fills, forwarding: Forwarding, outage: Outage
-    ) -> None:
+    def __init__(self, rooms: Rooms, resolver: Resolver, fills: Fills, outage: Outage) -> None:
         self._rooms = rooms
-        self._buckets = buckets
         self._resolver = resolver
         self._fills = fills
-        self._forwarding = forwarding
         self._outage = outage
-
-    async def head(self, call: Call) -> Answer:
-        """HeadObject: conditions, ranges and part numbers as GetObject, no body."""
-        try:
-            current = await self._resolver.current(call.name)
-        except NotFoundError:
-            return await self._missing(call)
-        if only_origin_knows(call, current.version):
-            return await self._forwarding.settled(call, [call.name])
-        status, headers, start, end = self._head_of(call, current)
-        headers["x-tiergate-tier"] = self._tier(current)
-        return Answer(status, headers, b"", end - start)
-
-    async def get(self, call: Call) -> Answer:
-        """GetObject. The first block is at hand before the answer begins, so its failure is a proper error."""
-
-        def decide(current: Current) -> tuple[int, dict[str, str], int, int]:
-            if only_origin_knows(call, current.version):
-                raise OnlyOriginKnowsError
-            status, headers, start, end = self._head_of(call, current)
-            headers["x-tiergate-tier"] = self._tier(current)
-            return status, headers, start, end
-
-        try:
-            _, (status, headers, start, end), stream = await self.open(call.name, decide, lambda head: head[2:])
-        except OnlyOriginKnowsError:
-            return await self._forwarding.settled(call, [call.name])
-        except NotFoundError:
-            return await self._missing(call)
-        self._rooms.metrics.reads.inc(1, headers["x-tiergate-tier"])
-        return Answer(status, headers, stream, end - start)
-
-    async def _missing(self, call: Call) -> Answer:
-        """What is said of a key that does not exist: in a versioned bucket the origin's answer names its delete marker.
-
-        Raises:
-            NotFoundError: NoSuchKey, NoSuchBucket.
-        """
-        if (await self._buckets.known(call.target.bucket)).versioned:
-            return await self._forwarding.settled(call, [call.name])
-        raise no_such_key(call.name)
 
     async def open(
         self, name: ObjectName, decide: Callable[[Current], T], span: Callable[[T], tuple[int, int]]
@@ -133,6 +88,89 @@ class Reads:
             return OverloadedError("the nodes that have this version do not give it", **log_name(name))
         self._rooms.metrics.lost_reads.inc()
         return OverloadedError("the only copy of this version was lost", **log_name(name))
+
+    async def read(self, name: ObjectName, start: int, end: int | None, limit_bytes: int) -> bytes:
+        """Some bytes of an object, from `start` up to `end`, or to its end; fewer where it ends before.
+
+        Raises:
+            TooLargeError: they are more than `limit_bytes`.
+            NotFoundError: NoSuchKey, NoSuchBucket.
+            TiergateError: as `open` and the stream's pieces do.
+        """
+
+        def decide(current: Current) -> tuple[int, int]:
+            size_bytes = current.version.size_bytes
+            low, high = min(start, size_bytes), size_bytes if end is None else min(end, size_bytes)
+            if high - low > limit_bytes:
+                raise TooLargeError(f"more than {limit_bytes} bytes", **log_name(name), size_bytes=high - low)
+            return low, max(low, high)
+
+        _, _, stream = await self.open(name, decide, lambda span: span)
+        try:
+            async with self._outage.bounded(**log_name(name)):
+                return b"".join([bytes(piece) async for piece in stream.pieces()])
+        finally:
+            await stream.close()
+
+
+class TooLargeError(TiergateError):
+    """So many bytes nobody wants to have at hand at once."""
+
+
+class Reads:
+    """The reading operations."""
+
+    def __init__(
+        self, rooms: Rooms, buckets: Buckets, resolver: Resolver, forwarding: Forwarding, openings: Openings
+    ) -> None:
+        self._rooms = rooms
+        self._buckets = buckets
+        self._resolver = resolver
+        self._forwarding = forwarding
+        self._openings = openings
+
+    async def head(self, call: Call) -> Answer:
+        """HeadObject: conditions, ranges and part numbers as GetObject, no body."""
+        try:
+            current = await self._resolver.current(call.name)
+        except NotFoundError:
+            return await self._missing(call)
+        if only_origin_knows(call, current.version):
+            return await self._forwarding.settled(call, [call.name])
+        status, headers, start, end = self._head_of(call, current)
+        headers["x-tiergate-tier"] = self._tier(current)
+        return Answer(status, headers, b"", end - start)
+
+    async def get(self, call: Call) -> Answer:
+        """GetObject. The first block is at hand before the answer begins, so its failure is a proper error."""
+
+        def decide(current: Current) -> tuple[int, dict[str, str], int, int]:
+            if only_origin_knows(call, current.version):
+                raise OnlyOriginKnowsError
+            status, headers, start, end = self._head_of(call, current)
+            headers["x-tiergate-tier"] = self._tier(current)
+            return status, headers, start, end
+
+        try:
+            _, (status, headers, start, end), stream = await self._openings.open(
+                call.name, decide, lambda head: head[2:]
+            )
+        except OnlyOriginKnowsError:
+            return await self._forwarding.settled(call, [call.name])
+        except NotFoundError:
+            return await self._missing(call)
+        self._rooms.metrics.reads.inc(1, headers["x-tiergate-tier"])
+        return Answer(status, headers, stream, end - start)
+
+    async def _missing(self, call: Call) -> Answer:
+        """What is said of a key that does not exist: in a versioned bucket the origin's answer names its delete marker.
+
+        Raises:
+            NotFoundError: NoSuchKey, NoSuchBucket.
+        """
+        if (await self._buckets.known(call.target.bucket)).versioned:
+            return await self._forwarding.settled(call, [call.name])
+        raise no_such_key(call.name)
 
     def _tier(self, current: Current) -> str:
         """The nearest tier that has what this node has not."""

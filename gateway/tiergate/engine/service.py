@@ -15,7 +15,7 @@ from tiergate.engine.multipart import Multipart
 from tiergate.engine.outage import Outage
 from tiergate.engine.owned import OWNED_MEMBERS, is_owned
 from tiergate.engine.partcopies import PartCopies
-from tiergate.engine.reads import Reads
+from tiergate.engine.reads import Openings, Reads
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.spill import Spill
 from tiergate.engine.through import Through
@@ -59,9 +59,10 @@ class Service:
         self._multipart = multipart = Multipart(
             rooms, self._buckets, intake, self._forwarding, writes, spill, afterwards
         )
-        reads = Reads(rooms, self._buckets, resolver, self._fills, self._forwarding, self._outage)
+        openings = Openings(rooms, resolver, self._fills, self._outage)
+        reads = Reads(rooms, self._buckets, resolver, self._forwarding, openings)
         copies = Copies(rooms, self._buckets, resolver, intake, self._forwarding, writes, afterwards)
-        part_copies = PartCopies(rooms, self._buckets, intake, self._forwarding, reads, multipart, spill)
+        part_copies = PartCopies(rooms, self._buckets, intake, self._forwarding, openings, multipart, spill)
         listings = Listings(rooms, self._buckets, self._outage)
         self._operations: dict[str, Operation] = {
             "GetObject": reads.get,

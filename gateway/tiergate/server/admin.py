@@ -87,7 +87,10 @@ class Admin:
         retaining: Retaining,
         member: "Member | None" = None,
         cluster: "Cluster | None" = None,
+        more: Iterable[web.RouteDef] = (),
     ) -> None:
+        """`more`: further routes of the admin address."""
+        self._more = tuple(more)
         self._retaining = retaining
         self._cluster = cluster
         self._member = member
@@ -116,6 +119,7 @@ class Admin:
                 web.post("/prefetch", self._prefetch_under),
                 web.post("/pin", self._pin),
                 web.post("/unpin", self._unpin),
+                *self._more,
             ]
         )
         return app

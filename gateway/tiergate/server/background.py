@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from tiergate.child import ChildContext
+from tiergate.engine.checkpoints import Checkpoints
 from tiergate.engine.prefetch import Prefetch
 from tiergate.engine.rooms import Rooms
 from tiergate.errors import FencedError, OverloadedError, TiergateError, invariant
@@ -16,6 +17,7 @@ from tiergate.observe.logs import get_logger
 from tiergate.policy.bandwidth import TokenBucket
 from tiergate.replication.base import PROMISE, Promise
 from tiergate.server.admin import Admin
+from tiergate.server.checkpoints import CheckpointRoutes
 from tiergate.server.wiring import (
     copier_of,
     leave_embedded,
@@ -122,7 +124,10 @@ class Background:
         if not await self._recover():
             deaths.set()
         prefetch = Prefetch(rooms, self._cluster.directory if self._cluster else None)
-        runner = Admin(context, rooms, uploader, prefetch, self._retaining, member, self._cluster).runner()
+        checkpoints = Checkpoints(rooms)
+        sets = CheckpointRoutes(rooms, uploader, checkpoints)
+        admin = Admin(context, rooms, uploader, prefetch, self._retaining, member, self._cluster, sets.routes())
+        runner = admin.runner()
         await runner.setup()
         await web.SockSite(runner, context.admin_socket).start()  # type: ignore[arg-type]
         loop.add_reader(context.wakeup_fd, lambda: drain(context.wakeup_fd, uploader.wake))
@@ -136,6 +141,7 @@ class Background:
                     group.create_task(forget_oldest(rooms, self._cluster)),
                     group.create_task(keep_up(rooms, self._cluster)),
                     group.create_task(self._retaining.run()),
+                    group.create_task(sets.watch_pace()),
                     *(group.create_task(work) for work in self._work_of_members()),
                 ]
                 await stop.wait()
@@ -148,6 +154,7 @@ class Background:
             loop.remove_reader(context.deaths_fd)
             await runner.cleanup()
             await prefetch.close()
+            await checkpoints.close()
 
     async def _after_join(self, epoch: int, resumed: bool) -> None:
         """What follows each join. It is cancelled when the membership of this epoch ends, and called again if it fails

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from tiergate.checkpoints.completeness import MISSING_COUNT, status_of
+from tiergate.checkpoints.completeness import MISSING_COUNT, Doubts, status_of
 from tiergate.checkpoints.documents import document_of, status_from
 from tiergate.checkpoints.sets import Manifest, Member, SetName, SetState, SetStatus, Thing, Tier, TierStatus
 
 MARKER, ONE, TWO = "run/step_7/.metadata", "run/step_7/__0_0.distcp", "run/step_7/__1_0.distcp"
 NAME = SetName("bucket", "run/step_7/", "dcp", MARKER, 7)
 LISTED = Manifest(NAME, (Member(ONE, least_bytes=10), Member(TWO, least_bytes=20)), is_listed=True)
-ABSENT, RECEIVING, UPLOADING, COMPLETE, PARTIAL, DAMAGED, QUARANTINED = (
+ABSENT, RECEIVING, UPLOADING, COMPLETE, PARTIAL, DAMAGED, QUARANTINED, UNKNOWN = (
     SetState.ABSENT,
     SetState.RECEIVING,
     SetState.UPLOADING,
@@ -20,6 +20,7 @@ ABSENT, RECEIVING, UPLOADING, COMPLETE, PARTIAL, DAMAGED, QUARANTINED = (
     SetState.PARTIAL,
     SetState.DAMAGED,
     SetState.QUARANTINED,
+    SetState.UNKNOWN,
 )
 
 
@@ -130,9 +131,21 @@ def test_unlike_its_marker_says_it_is_being_rewritten() -> None:
 
 
 def test_unreadable_marker_is_a_damage() -> None:
-    status = status_of(LISTED, things(in_s3=True), fault="no pickle of torch's metadata")
+    status = status_of(LISTED, things(in_s3=True), doubts=Doubts(damage="no pickle of torch's metadata"))
     assert states(status) == (DAMAGED, DAMAGED, False)
     assert status.fault == "no pickle of torch's metadata"
+
+
+def test_what_cannot_be_told_now_is_neither_whole_nor_damaged() -> None:
+    status = status_of(LISTED, things(copies_count=0, in_s3=True), doubts=Doubts(unread="the origin does not answer"))
+    assert states(status) == (ABSENT, UNKNOWN, False)
+    assert (status.is_unknown, status.fault) == (True, "the origin does not answer")
+    # Of an old set the directory may remember the marker alone.
+    unseen = Doubts(is_s3_unseen=True)
+    found = without(things(in_s3=True), ONE)
+    assert states(status_of(LISTED, found, doubts=unseen)) == (UNKNOWN, UNKNOWN, False)
+    assert states(status_of(LISTED, changed(found, MARKER, in_s3=False), doubts=unseen)) == (DAMAGED, DAMAGED, False)
+    assert states(status_of(LISTED, things(in_s3=True), doubts=unseen)) == (COMPLETE, COMPLETE, True)
 
 
 def test_quarantined_member_is_named_first_and_memory_still_has_the_set() -> None:
@@ -170,7 +183,7 @@ def test_of_many_missing_members_some_are_named() -> None:
 
 
 def test_document_of_a_set_is_read_back() -> None:
-    status = status_of(LISTED, changed(things(), TWO, in_s3=True), fault="x")
+    status = status_of(LISTED, changed(things(), TWO, in_s3=True), doubts=Doubts(damage="x"))
     assert status_from(document_of(status)) == status
     assert document_of(status)["uri"] == "s3://bucket/run/step_7/"
     with pytest.raises(ValueError, match="bogus"):

@@ -5,12 +5,20 @@ from itertools import permutations
 import pytest
 
 from tiergate.checkpoints.newest import UnseenTierError, newest
-from tiergate.checkpoints.sets import SetName, SetStatus, Tier
+from tiergate.checkpoints.sets import SetName, SetState, SetStatus, Tier, TierStatus
 
 
-def status(step: int | None, committed_s: float = 1.0, prefix: str = "", *, is_whole: bool = True) -> SetStatus:
+def status(
+    step: int | None,
+    committed_s: float = 1.0,
+    prefix: str = "",
+    *,
+    is_whole: bool = True,
+    state: SetState = SetState.RECEIVING,
+) -> SetStatus:
     name = SetName("bucket", prefix or f"run/{step}/", "dcp", "", step)
-    return SetStatus(name, step, 1, 1, committed_s, is_parked=False, is_pinned=False, is_whole=is_whole)
+    tiers = {Tier.S3: TierStatus(state, 1, 1, 1)}
+    return SetStatus(name, step, 1, 1, committed_s, is_parked=False, is_pinned=False, tiers=tiers, is_whole=is_whole)
 
 
 @pytest.mark.parametrize(
@@ -40,3 +48,11 @@ def test_none_is_said_only_where_every_tier_was_seen() -> None:
     for sets in ([], [status(5)]):
         with pytest.raises(UnseenTierError, match="what s3 holds"):
             newest(sets, {Tier.S3})
+
+
+def test_newer_set_that_nobody_can_judge_now_is_an_error_and_an_older_one_is_not() -> None:
+    unknown = status(7, is_whole=False, state=SetState.UNKNOWN)
+    for sets in ([unknown], [status(6), unknown]):
+        with pytest.raises(UnseenTierError, match="run/7/"):
+            newest(sets)
+    assert newest([status(8), unknown]) == status(8)
