@@ -3,21 +3,21 @@
 import asyncio
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tiergate.checkpoints import recognition
 from tiergate.checkpoints.completeness import Doubts, status_of
 from tiergate.checkpoints.recognition import DamagedSetError
-from tiergate.checkpoints.sets import Manifest, Member, ReadBody, SetName, SetStatus, Thing, Tier
+from tiergate.checkpoints.sets import Manifest, Member, SetName, SetStatus, Thing, Tier
 from tiergate.engine.current import Resolver
 from tiergate.engine.fills import Fills
 from tiergate.engine.outage import Outage
 from tiergate.engine.reads import Openings
 from tiergate.engine.rooms import Rooms
-from tiergate.engine.whereabouts import Lookout, Whereabouts, is_rewritten
+from tiergate.engine.whereabouts import Lookout, Whereabouts, identity_of, is_rewritten
 from tiergate.errors import OverloadedError, RequestError, TiergateError
 from tiergate.model import ObjectName, Pending
 from tiergate.observe.logs import get_logger
@@ -184,46 +184,32 @@ class Checkpoints:
             return known
         # What only is on its way in is none of the set: it may have been given up long ago.
         sizes = {key: thing.size_bytes for key, thing in things.items() if not thing.is_receiving}
-        reading = Reading(self._reader_of(name.bucket), asyncio.get_running_loop())
+        reading = Reading(self._openings, name.bucket)
         self._readings.add(reading)
         try:
-            manifest = await reading.on(self._threads, recognition.manifest_of, name, sizes)
+            loop = asyncio.get_running_loop()
+            manifest = await loop.run_in_executor(self._threads, recognition.manifest_of, name, sizes, reading)
         finally:
             reading.end()
             self._readings.discard(reading)
-        if reading.keys <= things.keys():
+        # Who reads may be told of a version that is older or newer than what was listed.
+        if all(key in things and identities[key] == identity for key, identity in reading.seen.items()):
             self._manifests.note(name, fingerprint, manifest)
         return manifest
 
-    def _reader_of(self, bucket: str) -> Callable[[str, int, int | None], Coroutine[Any, Any, bytes]]:
-        def read(key: str, start: int, end: int | None) -> Coroutine[Any, Any, bytes]:
-            return self._openings.read(ObjectName(bucket, key), start, end, READ_LIMIT_BYTES)
-
-        return read
-
 
 class Reading:
-    """The reads of one set, made by a thread and done by the loop, until it is over."""
+    """The reads of one set, asked for by a thread and done by the loop that made this, until it is over. Implements
+    `checkpoints.sets.ReadBody`."""
 
-    def __init__(
-        self, read: Callable[[str, int, int | None], Coroutine[Any, Any, bytes]], loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self._read = read
-        self._loop = loop
+    def __init__(self, openings: Openings, bucket: str) -> None:
+        self._openings = openings
+        self._bucket = bucket
+        self._loop = asyncio.get_running_loop()
         self._is_over = False
         self._task: asyncio.Task[Any] | None = None
-        self.keys: set[str] = set()
-        """What was read."""
-
-    async def on(
-        self,
-        threads: Executor,
-        work: "Callable[[SetName, Mapping[str, int], ReadBody], Manifest]",
-        name: SetName,
-        sizes: Mapping[str, int],
-    ) -> Manifest:
-        """Do the work on a thread, which reads by this."""
-        return await self._loop.run_in_executor(threads, work, name, sizes, self)
+        self.seen: dict[str, str] = {}
+        """What was read, and as what."""
 
     def __call__(self, key: str, start: int = 0, end: int | None = None, /) -> bytes:
         """Bytes of an object, for the thread.
@@ -231,17 +217,19 @@ class Reading:
         Raises:
             TiergateError: as the read does; or nobody waits for it any more.
         """
-        self.keys.add(key)
         try:
-            return asyncio.run_coroutine_threadsafe(self._begin(key, start, end), self._loop).result()
+            return asyncio.run_coroutine_threadsafe(self._read(key, start, end), self._loop).result()
         except CancelledError as error:
             raise OverloadedError("nobody waits for this any more") from error
 
-    async def _begin(self, key: str, start: int, end: int | None) -> bytes:
+    async def _read(self, key: str, start: int, end: int | None) -> bytes:
         if self._is_over:
             raise OverloadedError("nobody waits for this any more")
         self._task = asyncio.current_task()
-        return await self._read(key, start, end)
+        self.seen[key] = ""
+        record, data = await self._openings.read(ObjectName(self._bucket, key), start, end, READ_LIMIT_BYTES)
+        self.seen[key] = identity_of(record)
+        return data
 
     def end(self) -> None:
         """What is being read is not wanted any more, nor anything else."""

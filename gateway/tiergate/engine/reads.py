@@ -12,7 +12,7 @@ from tiergate.engine.outage import Outage
 from tiergate.engine.rooms import Rooms, bodies_of, log_name
 from tiergate.errors import NotFoundError, OverloadedError, PeerError, RequestError, TiergateError, invariant
 from tiergate.memory.memory import Pin
-from tiergate.model import BLOCK_BYTES, Body, ObjectName, State, Version
+from tiergate.model import BLOCK_BYTES, Body, ObjectName, Record, State, Version
 from tiergate.origin.stamp import DEFAULT_CONTENT_TYPE
 from tiergate.s3.conditions import check_read, range_applies, read_conditions
 from tiergate.s3.operations import render
@@ -89,8 +89,9 @@ class Openings:
         self._rooms.metrics.lost_reads.inc()
         return OverloadedError("the only copy of this version was lost", **log_name(name))
 
-    async def read(self, name: ObjectName, start: int, end: int | None, limit_bytes: int) -> bytes:
-        """Some bytes of an object, from `start` up to `end`, or to its end; fewer where it ends before.
+    async def read(self, name: ObjectName, start: int, end: int | None, limit_bytes: int) -> tuple[Record, bytes]:
+        """Some bytes of an object, from `start` up to `end`, or to its end; fewer where it ends before. And the record
+        of the version that they are of.
 
         Raises:
             TooLargeError: they are more than `limit_bytes`.
@@ -105,10 +106,10 @@ class Openings:
                 raise TooLargeError(f"more than {limit_bytes} bytes", **log_name(name), size_bytes=high - low)
             return low, max(low, high)
 
-        _, _, stream = await self.open(name, decide, lambda span: span)
+        current, _, stream = await self.open(name, decide, lambda span: span)
         try:
             async with self._outage.bounded(**log_name(name)):
-                return b"".join([bytes(piece) async for piece in stream.pieces()])
+                return current.record, b"".join([bytes(piece) async for piece in stream.pieces()])
         finally:
             await stream.close()
 

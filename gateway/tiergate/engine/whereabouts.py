@@ -134,7 +134,7 @@ class Lookout:
             quarantined=write.quarantined if write else "",
             is_disturbed=write is not None and write.disturbed_s > 0.0,
         )
-        found.identities[key] = version.uid
+        found.identities[key] = identity_of(record)
         if record.role is Role.MARKER:
             found.revisions[key] = record.revision
 
@@ -151,6 +151,11 @@ class Lookout:
                 size_bytes = sum(part.body.size_bytes for part in parts)
                 found.things[upload.name.key] = arriving(upload, size_bytes)
                 found.identities[upload.name.key] = upload.upload_id
+
+
+def identity_of(record: Record) -> str:
+    """What changes when the bytes of a key do."""
+    return record.origin_etag or (record.version.uid if record.version else "")
 
 
 def arriving(upload: Upload, size_bytes: int) -> Thing:

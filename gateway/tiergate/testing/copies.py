@@ -323,6 +323,10 @@ class HoldersDirectory(EmbeddedDirectory):
         seen = await super().get(name)
         return replace(seen, holders=dict(self.held), bucket=await super().get_bucket(name.bucket))
 
+    async def survey(self, bucket: str, prefix: str, after: str, limit: int) -> list[Seen]:
+        await asyncio.sleep(0)
+        return [replace(each, holders=dict(self.held)) for each in await super().survey(bucket, prefix, after, limit)]
+
     async def _commit(self, holders: Iterable[Holder], change: Callable[[], Awaitable[T]]) -> T:
         await asyncio.sleep(0)
         self._answers()
