@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from tiergate.checkpoints.sets import Manifest, Member, SetState, SetStatus, Thing, Tier, TierStatus
+from tiergate.checkpoints.sets import Manifest, Member, SetName, SetState, SetStatus, Thing, Tier, TierStatus
 
 MISSING_COUNT = 20
 """So many missing members are named at most."""
@@ -26,8 +26,8 @@ NO_DOUBTS = Doubts()
 @dataclass(frozen=True, slots=True)
 class _View:
     """A set, judged as one over all tiers: what it must hold, and what of it can be had. `is_marked`: its marker can be
-    had, or it needs none. `is_damaged`: its marker says that it is whole, and it is not; `is_unknown`: it may be, and
-    nobody can tell now."""
+    had. `is_damaged`: its marker says that it is whole, and it is not; `is_unknown`: it may be, and nobody can tell
+    now."""
 
     wanted: Mapping[str, Member]
     things: Mapping[str, Thing]
@@ -38,20 +38,22 @@ class _View:
     is_unknown: bool
 
     @classmethod
-    def of(cls, manifest: Manifest, things: Mapping[str, Thing], needs_marker: bool, doubts: "Doubts") -> Self:
+    def of(cls, manifest: Manifest, things: Mapping[str, Thing], doubts: "Doubts") -> Self:
         marker = manifest.name.marker
         wanted = {member.key: member for member in manifest.members}
-        if marker:
+        is_said = _can_be_had(Member(marker), things.get(marker))
+        if is_own(manifest.name):
             wanted.setdefault(marker, Member(marker))
+        else:
+            wanted.pop(marker, None)
         had = frozenset(key for key, member in wanted.items() if _can_be_had(member, things.get(key)))
-        is_said = marker in had
         is_disturbed = is_said and things[marker].is_disturbed
         arriving = {key for key, thing in things.items() if thing.is_receiving}
         is_torn = is_said and not is_disturbed and not wanted.keys() <= had | arriving
         # What the origin holds and everybody forgot is not among the things while it cannot be asked.
         is_unknown = bool(doubts.unread) or (is_torn and doubts.is_s3_unseen and things[marker].in_s3)
         is_damaged = not is_unknown and (is_torn or bool(doubts.damage))
-        return cls(wanted, things, had, is_said or not needs_marker, is_disturbed, is_damaged, is_unknown)
+        return cls(wanted, things, had, is_said, is_disturbed, is_damaged, is_unknown)
 
     @property
     def is_whole(self) -> bool:
@@ -74,16 +76,14 @@ def status_of(
     manifest: Manifest,
     things: Mapping[str, Thing],
     *,
-    needs_marker: bool = True,
     doubts: Doubts = NO_DOUBTS,
     is_pinned: bool = False,
 ) -> SetStatus:
     """Where a set stands. `things`: the current objects under its prefix by key, and those on their way in that have no
-    current version; others are not looked at. `needs_marker`: its layout has a marker, without which nothing can be
-    said to be whole."""
-    view = _View.of(manifest, things, needs_marker, doubts)
+    current version; and a pointer beside it that is its marker. Others are not looked at."""
+    view = _View.of(manifest, things, doubts)
     found = view.those(view.wanted)
-    marker = things.get(manifest.name.marker)
+    marker = things.get(manifest.name.marker) if is_own(manifest.name) else None
     return SetStatus(
         name=manifest.name,
         step=manifest.name.step if manifest.step is None else manifest.step,
@@ -96,6 +96,11 @@ def status_of(
         is_whole=view.is_whole,
         fault=doubts.damage or doubts.unread,
     )
+
+
+def is_own(name: SetName) -> bool:
+    """Whether a set's marker is an object of the set, and not a pointer beside it, which tells of others too."""
+    return bool(name.marker) and name.marker.startswith(name.prefix)
 
 
 def _in_memory(view: _View) -> TierStatus:

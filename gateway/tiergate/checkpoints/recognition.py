@@ -26,6 +26,7 @@ from tiergate.checkpoints.layouts import (
     is_list,
     is_pointer_of,
     layout_named,
+    ranks_of,
     parent_of,
     role_of,
     root_of,
@@ -38,7 +39,7 @@ from tiergate.checkpoints.markers import STAGING_SUFFIX, Markers
 from tiergate.checkpoints.sets import Manifest, Member, ReadBody, SetName
 from tiergate.model import ObjectName, Role
 
-__all__ = ["DamagedSetError", "is_in", "manifest_of", "pointed_by", "set_prefix_of", "sets_of"]
+__all__ = ["DamagedSetError", "around", "is_in", "manifest_of", "pointed_by", "set_prefix_of", "sets_of"]
 
 
 def sets_of(bucket: str, keys: Iterable[str], markers: Markers) -> list[SetName]:
@@ -56,6 +57,17 @@ def is_in(name: SetName, key: str) -> bool:
     if not name.prefix.endswith("/") and name.prefix:
         return key == name.prefix
     return key.startswith(name.prefix) or home_of(key).startswith(name.prefix)
+
+
+def around(name: SetName) -> str:
+    """The prefix under which all lies that tells of a set: its own; the folder around it where a pointer there may
+    speak for it, or where other ranks have folders of their own."""
+    if ranks := ranks_of(name.prefix):
+        return ranks
+    layout = layout_named(name.layout)
+    if name.marker or layout is None or not layout.pointers:
+        return name.prefix
+    return split(name.prefix[:-1])[0]
 
 
 def set_prefix_of(key: str, run_prefix: str) -> str:

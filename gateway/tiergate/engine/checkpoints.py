@@ -3,22 +3,25 @@
 import asyncio
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from tiergate.checkpoints import recognition
-from tiergate.checkpoints.completeness import Doubts, status_of
+from tiergate.checkpoints.completeness import Doubts, is_own, status_of
+from tiergate.checkpoints.layouts import home_of
+from tiergate.checkpoints.markers import scope_of
 from tiergate.checkpoints.recognition import DamagedSetError
 from tiergate.checkpoints.sets import Manifest, Member, SetName, SetStatus, Thing, Tier
 from tiergate.engine.current import Resolver
 from tiergate.engine.fills import Fills
 from tiergate.engine.outage import Outage
 from tiergate.engine.reads import Openings
-from tiergate.engine.rooms import Rooms
+from tiergate.engine.rooms import Rooms, log_name
 from tiergate.engine.whereabouts import Lookout, Whereabouts, identity_of, is_rewritten
-from tiergate.errors import OverloadedError, RequestError, TiergateError
+from tiergate.errors import OriginRefusedError, OverloadedError, RequestError, TiergateError
 from tiergate.model import ObjectName, Pending
 from tiergate.observe.logs import get_logger
 
@@ -122,27 +125,27 @@ class Checkpoints:
         return places
 
     async def under(self, bucket: str, prefix: str) -> Place:
-        """The sets whose objects begin with `prefix`, and those that it lies in.
+        """The sets that have objects whose keys begin with `prefix`.
 
         Raises:
             NotFoundError: NoSuchBucket.
             RequestError: too many objects are under the prefix.
             OverloadedError: the directory does not answer.
         """
-        whole = prefix
+        listed = prefix
         while True:
-            found = await self._lookout.under(bucket, whole)
-            keys = sorted(found.things)
-            names = await asyncio.to_thread(recognition.sets_of, bucket, keys, self._rooms.markers)
-            # Of a set that begins further up, all must be seen to judge it.
-            above = [name.prefix for name in names if not name.prefix.startswith(whole)]
-            if not above:
+            found = await self._lookout.under(bucket, listed)
+            names = await asyncio.to_thread(recognition.sets_of, bucket, found.things, self._rooms.markers)
+            # All that tells of a set must be seen to judge it.
+            wider = [place for place in map(recognition.around, names) if not place.startswith(listed)]
+            if not wider:
                 break
-            whole = min(above, key=len)
-        names = [name for name in names if name.prefix.startswith(prefix) or prefix.startswith(name.prefix)]
+            listed = scope_of(shared_start(listed, *wider))
+        keys = Keys(found.things)
+        wanted = [name for name in names if any(key.startswith(prefix) for key in keys.of(name))]
         sets: list[FoundSet] = []
-        for start in range(0, len(names), AT_ONCE_COUNT):
-            some = (self._judge(name, keys, found) for name in names[start : start + AT_ONCE_COUNT])
+        for start in range(0, len(wanted), AT_ONCE_COUNT):
+            some = (self._judge(name, names, keys, found) for name in wanted[start : start + AT_ONCE_COUNT])
             for result in await asyncio.gather(*some, return_exceptions=True):
                 if isinstance(result, BaseException):
                     raise result
@@ -151,40 +154,46 @@ class Checkpoints:
         unseen = frozenset[Tier]() if knows_all else frozenset({Tier.S3})
         return Place(bucket, prefix, tuple(sets), unseen, found.origin_fault)
 
-    async def _judge(self, name: SetName, keys: Sequence[str], found: Whereabouts) -> FoundSet:
-        things = things_of(name, keys, found.things)
+    async def _judge(self, name: SetName, names: Sequence[SetName], keys: "Keys", found: Whereabouts) -> FoundSet:
+        own = keys.of(name)
+        things = {key: found.things[key] for key in (*keys.under(recognition.around(name)), *own)}
         damage = unread = ""
-        manifest = plain(name, things)
-        marker = things.get(name.marker)
-        if marker is not None and (marker.in_s3 or marker.copies_count):
+        manifest = Manifest(name, tuple(Member(key) for key in own), is_listed=False)
+        if not name.marker or can_be_had(things[name.marker]):
             try:
-                manifest = await self._manifest(name, things, found.identities)
+                manifest = await self._manifest(name, things, found)
             except DamagedSetError as error:
                 damage = error.message
             except TiergateError as error:
                 log.warning("a set cannot be judged now", error=error, bucket=name.bucket, prefix=name.prefix)
                 unread = error.message
-            if marker.in_s3 and is_rewritten(name.marker, [member.key for member in manifest.members], found):
-                things[name.marker] = replace(marker, is_disturbed=True)
+        # Neither what is lost nor what is on its way in was there to be read: it is of the set all the same.
+        lacking = [key for key in own if not can_be_had(things[key]) and home(key, names) == name]
+        if manifest.name.marker:
+            lacking = [key for key in lacking if not things[key].is_receiving]  # It may have been given up long ago.
+        members = {member.key: member for member in (*map(Member, lacking), *manifest.members)}
+        manifest = replace(manifest, members=tuple(members.values()))
+        marker = things.get(manifest.name.marker)
+        if marker is not None and is_own(manifest.name) and marker.in_s3 and is_rewritten(marker.key, members, found):
+            things[marker.key] = replace(marker, is_disturbed=True)
         doubts = Doubts(damage, unread, is_s3_unseen=bool(found.origin_fault))
-        status = status_of(manifest, things, needs_marker=recognition.needs_marker(name), doubts=doubts)
-        owed = [found.writes.get(member.key) for member in (*manifest.members, Member(name.marker))]
-        return FoundSet(status, tuple(dict.fromkeys(write for write in owed if write is not None)))
+        status = status_of(manifest, things, doubts=doubts)
+        return FoundSet(status, tuple(found.writes[key] for key in members if key in found.writes))
 
-    async def _manifest(self, name: SetName, things: Mapping[str, Thing], identities: Mapping[str, str]) -> Manifest:
+    async def _manifest(self, name: SetName, things: Mapping[str, Thing], found: Whereabouts) -> Manifest:
         """What a set must hold, as its marker and lists tell.
 
         Raises:
             DamagedSetError: they are not what they should be.
             TiergateError: they cannot be read now.
         """
-        fingerprint = hash(frozenset((key, identities[key]) for key in things))
+        there = {key: thing for key, thing in things.items() if can_be_had(thing)}
+        fingerprint = hash(frozenset((key, found.identities[key]) for key in there))
         known = self._manifests.get(name, fingerprint)
         if known is not None:
             return known
-        # What only is on its way in is none of the set: it may have been given up long ago.
-        sizes = {key: thing.size_bytes for key, thing in things.items() if not thing.is_receiving}
-        reading = Reading(self._openings, name.bucket)
+        sizes = {key: thing.size_bytes for key, thing in there.items()}
+        reading = Reading(self._rooms, self._openings, self._outage, name.bucket, found)
         self._readings.add(reading)
         try:
             loop = asyncio.get_running_loop()
@@ -192,8 +201,7 @@ class Checkpoints:
         finally:
             reading.end()
             self._readings.discard(reading)
-        # Who reads may be told of a version that is older or newer than what was listed.
-        if all(key in things and identities[key] == identity for key, identity in reading.seen.items()):
+        if reading.is_of_what_was_listed:
             self._manifests.note(name, fingerprint, manifest)
         return manifest
 
@@ -202,20 +210,23 @@ class Reading:
     """The reads of one set, asked for by a thread and done by the loop that made this, until it is over. Implements
     `checkpoints.sets.ReadBody`."""
 
-    def __init__(self, openings: Openings, bucket: str) -> None:
+    def __init__(self, rooms: Rooms, openings: Openings, outage: Outage, bucket: str, found: Whereabouts) -> None:
+        self._origin = rooms.origin
         self._openings = openings
+        self._outage = outage
         self._bucket = bucket
+        self._found = found
         self._loop = asyncio.get_running_loop()
         self._is_over = False
         self._task: asyncio.Task[Any] | None = None
-        self.seen: dict[str, str] = {}
-        """What was read, and as what."""
+        self.is_of_what_was_listed = True
+        """Whether all that was read is of the versions that were found; who reads may be told of an older or newer."""
 
     def __call__(self, key: str, start: int = 0, end: int | None = None, /) -> bytes:
         """Bytes of an object, for the thread.
 
         Raises:
-            TiergateError: as the read does; or nobody waits for it any more.
+            TiergateError: as the read does; it would be too much; or nobody waits for it any more.
         """
         try:
             return asyncio.run_coroutine_threadsafe(self._read(key, start, end), self._loop).result()
@@ -226,10 +237,28 @@ class Reading:
         if self._is_over:
             raise OverloadedError("nobody waits for this any more")
         self._task = asyncio.current_task()
-        self.seen[key] = ""
-        record, data = await self._openings.read(ObjectName(self._bucket, key), start, end, READ_LIMIT_BYTES)
-        self.seen[key] = identity_of(record)
+        thing, name = self._found.things[key], ObjectName(self._bucket, key)
+        end = thing.size_bytes if end is None else min(end, thing.size_bytes)
+        if end - start > READ_LIMIT_BYTES:
+            raise DamagedSetError(f"{key}: more than {READ_LIMIT_BYTES} bytes must be read to know what it says")
+        if start >= end:
+            return b""
+        if not thing.copies_count:
+            return await self._from_origin(name, start, end)
+        record, data = await self._openings.read(name, start, end)
+        self.is_of_what_was_listed &= identity_of(record) == self._found.identities[key]
         return data
+
+    async def _from_origin(self, name: ObjectName, start: int, end: int) -> bytes:
+        """Bytes that are in no memory, without taking them in: what is looked at once evicts nothing."""
+        async with self._outage.bounded(**log_name(name)):
+            try:
+                async with self._origin.get_object(name, start, end, self._found.identities[name.key]) as (_, pieces):
+                    return b"".join([bytes(piece) async for piece in pieces])
+            except OriginRefusedError as error:
+                if error.status in (404, 412, 416):
+                    raise OverloadedError("it changes while it is looked at", **log_name(name)) from error
+                raise
 
     def end(self) -> None:
         """What is being read is not wanted any more, nor anything else."""
@@ -238,16 +267,41 @@ class Reading:
             self._task.cancel()
 
 
-def things_of(name: SetName, keys: Sequence[str], things: Mapping[str, Thing]) -> dict[str, Thing]:
-    """The objects under a set's prefix. `keys`: all of them, sorted."""
-    found: dict[str, Thing] = {}
-    for key in keys[bisect_left(keys, name.prefix) :]:
-        if not key.startswith(name.prefix):
-            break
-        found[key] = things[key]
-    return found
+class Keys:
+    """Keys, to find those of sets among them."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._keys = sorted(keys)
+        homes = ((home_of(key), key) for key in self._keys)
+        self._apart = sorted((place, key) for place, key in homes if not key.startswith(place))
+
+    def under(self, prefix: str) -> list[str]:
+        """Those that begin so."""
+        first = bisect_left(self._keys, prefix)
+        return list(takewhile(lambda key: key.startswith(prefix), self._keys[first:]))
+
+    def of(self, name: SetName) -> list[str]:
+        """Those under a set's prefix, as `recognition.is_in` says."""
+        if name.prefix and not name.prefix.endswith("/"):
+            return [name.prefix]
+        first = bisect_left(self._apart, (name.prefix,))
+        apart = takewhile(lambda each: each[0].startswith(name.prefix), self._apart[first:])
+        return [*self.under(name.prefix), *(key for _, key in apart if not key.startswith(name.prefix))]
 
 
-def plain(name: SetName, things: Mapping[str, Thing]) -> Manifest:
-    """A set that says nothing of itself: what is found is what there is."""
-    return Manifest(name, tuple(Member(key) for key in things), is_listed=False)
+def shared_start(*texts: str) -> str:
+    """What all texts begin with."""
+    first, last = min(texts), max(texts)
+    return "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
+
+
+def can_be_had(thing: Thing) -> bool:
+    """Whether some tier has all bytes of an object."""
+    return not thing.is_receiving and (thing.in_s3 or thing.copies_count > 0)
+
+
+def home(key: str, names: Sequence[SetName]) -> SetName | None:
+    """The innermost of the sets that a key is in."""
+    return max(
+        (name for name in names if recognition.is_in(name, key)), key=lambda each: len(each.prefix), default=None
+    )

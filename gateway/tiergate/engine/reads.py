@@ -10,7 +10,7 @@ from tiergate.engine.fills import Fills, ForeignVersionError, Route, Source, Van
 from tiergate.engine.forwarding import Forwarding
 from tiergate.engine.outage import Outage
 from tiergate.engine.rooms import Rooms, bodies_of, log_name
-from tiergate.errors import NotFoundError, OverloadedError, PeerError, RequestError, TiergateError, invariant
+from tiergate.errors import NotFoundError, OverloadedError, PeerError, RequestError, invariant
 from tiergate.memory.memory import Pin
 from tiergate.model import BLOCK_BYTES, Body, ObjectName, Record, State, Version
 from tiergate.origin.stamp import DEFAULT_CONTENT_TYPE
@@ -89,33 +89,25 @@ class Openings:
         self._rooms.metrics.lost_reads.inc()
         return OverloadedError("the only copy of this version was lost", **log_name(name))
 
-    async def read(self, name: ObjectName, start: int, end: int | None, limit_bytes: int) -> tuple[Record, bytes]:
-        """Some bytes of an object, from `start` up to `end`, or to its end; fewer where it ends before. And the record
-        of the version that they are of.
+    async def read(self, name: ObjectName, start: int, end: int) -> tuple[Record, bytes]:
+        """The bytes from `start` up to `end`, fewer where the object ends before, and the record of the version that
+        they are of. They are few: all are held at once.
 
         Raises:
-            TooLargeError: they are more than `limit_bytes`.
             NotFoundError: NoSuchKey, NoSuchBucket.
             TiergateError: as `open` and the stream's pieces do.
         """
 
-        def decide(current: Current) -> tuple[int, int]:
+        def span(current: Current) -> tuple[int, int]:
             size_bytes = current.version.size_bytes
-            low, high = min(start, size_bytes), size_bytes if end is None else min(end, size_bytes)
-            if high - low > limit_bytes:
-                raise TooLargeError(f"more than {limit_bytes} bytes", **log_name(name), size_bytes=high - low)
-            return low, max(low, high)
+            return min(start, size_bytes), max(start, min(end, size_bytes))
 
-        current, _, stream = await self.open(name, decide, lambda span: span)
+        current, _, stream = await self.open(name, span, lambda found: found)
         try:
             async with self._outage.bounded(**log_name(name)):
                 return current.record, b"".join([bytes(piece) async for piece in stream.pieces()])
         finally:
             await stream.close()
-
-
-class TooLargeError(TiergateError):
-    """So many bytes nobody wants to have at hand at once."""
 
 
 class Reads:

@@ -160,13 +160,17 @@ def test_parked_set_is_not_owed_to_s3() -> None:
     assert (states(status), status.is_parked) == ((COMPLETE, ABSENT, True), True)
 
 
-def test_layout_without_a_marker_is_whole_once_all_is_there() -> None:
-    bare = replace(LISTED, name=replace(NAME, marker=""))
-    whole = without(things(), MARKER)
-    assert states(status_of(bare, whole, needs_marker=False)) == (COMPLETE, UPLOADING, True)
-    assert states(status_of(bare, without(whole, ONE), needs_marker=False)) == (RECEIVING, ABSENT, False)
-    nothing = Manifest(bare.name, (), is_listed=False)
-    assert states(status_of(nothing, {}, needs_marker=False)) == (ABSENT, ABSENT, False)
+def test_set_that_a_pointer_speaks_for_holds_its_own_objects_only() -> None:
+    pointer = "run/latest"
+    spoken = Manifest(replace(NAME, marker=pointer), (*LISTED.members, Member(pointer)), is_listed=False)
+    found = without(things(), MARKER)
+    assert states(status_of(spoken, found)) == (RECEIVING, ABSENT, False)
+    found[pointer] = Thing(pointer, 12, 999.0, copies_count=3)
+    status = status_of(spoken, found)
+    assert states(status) == (COMPLETE, UPLOADING, True)
+    assert (status.objects_count, status.size_bytes, status.committed_s) == (2, 35, 101.0)
+    assert states(status_of(spoken, without(found, ONE))) == (DAMAGED, ABSENT, False)
+    assert states(status_of(Manifest(replace(NAME, marker=""), (), is_listed=False), {})) == (ABSENT, ABSENT, False)
 
 
 def test_exact_sizes_are_held_to_and_the_step_is_the_markers_own() -> None:

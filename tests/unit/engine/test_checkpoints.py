@@ -179,10 +179,17 @@ async def test_marker_that_cannot_be_had_now_is_unknown(start: Start, watch: Wat
     for key, body in files(1).items():
         cluster.origin.put_foreign(name_of(key), body)
     checkpoints = watch(cluster["a"])
-    cluster.origin.is_away = True  # It lists, and gives nothing.
+    given = cluster.origin.get_object
+
+    @asynccontextmanager
+    async def nothing(*words: object, **named: object) -> AsyncIterator[None]:
+        raise OriginTemporaryError("away")
+        yield
+
+    cluster.origin.get_object = nothing  # type: ignore[assignment,method-assign]
     found = (await sets_under(checkpoints))[1]
     assert (states(found), found.fault) == ((ABSENT, UNKNOWN, False), "the origin does not answer")
-    cluster.origin.is_away = False
+    cluster.origin.get_object = given  # type: ignore[method-assign]
     assert states((await sets_under(checkpoints))[1]) == (ABSENT, COMPLETE, True)
 
 
