@@ -256,6 +256,10 @@ class RunningNode:
         """What /status says."""
         return self._ask("GET", "/status")
 
+    def checkpoints(self, uri: str = "") -> dict[str, Any]:
+        """What GET /checkpoints answers, for a place or for all."""
+        return self._ask("GET", f"/checkpoints?{urlencode({'uri': uri} if uri else {})}")
+
     def retry(self, bucket: str | None = None, key: str | None = None) -> int:
         """Release quarantined writes, all or those of a bucket or key; how many there were."""
         named = {name: value for name, value in (("bucket", bucket), ("key", key)) if value is not None}
