@@ -177,11 +177,11 @@ def _change_pin(verb: str, options: argparse.Namespace, unknown: list[str]) -> i
 
 
 def _place_of(uri: str) -> tuple[str, str]:
-    """The bucket and prefix of an S3 URI."""
-    place = urllib.parse.urlsplit(uri)
-    if place.scheme != "s3" or not place.netloc:
-        raise _UsageError(f"{uri} is not of the form s3://BUCKET/PREFIX")
-    return place.netloc, uri.removeprefix(f"s3://{place.netloc}").removeprefix("/")
+    """The bucket and the prefix of a place."""
+    try:
+        return parse_uri(uri)
+    except ValueError as error:
+        raise _UsageError(str(error)) from error
 
 
 def _checkpoints(options: argparse.Namespace, unknown: list[str]) -> int:

@@ -26,7 +26,17 @@ from tiergate.errors import MembershipOverError, PeerError, TooFewCopiesError
 from tiergate.model import BLOCK_BYTES, UNKNOWN_BASE, Body, Holder, ObjectName, Part, Role, Upload, Version
 from tiergate.replication import auth
 from tiergate.replication.base import Copies, Copying, Notice, Replication
-from tiergate.replication.wire import NOTICES, Notices, Pull, Taken, decode, encode, push_target
+from tiergate.replication.wire import (
+    HELD_BODIES_COUNT,
+    NOTICES,
+    Held,
+    Notices,
+    Pull,
+    Taken,
+    decode,
+    encode,
+    push_target,
+)
 
 PUSHED_BYTES = "tiergate_replication_pushed_bytes_total"
 TAKEN_BYTES = "tiergate_replication_taken_bytes_total"
@@ -314,6 +324,10 @@ def notices_of(bucket: str, key: str, uid: str, body_uid: str) -> bytes:
         ("PUT", "/peer/v1/bodies/u1?holder=v1&size=99999999999", b"data", 507, "full"),
         ("GET", "/peer/v1/bodies/u1/blocks/0", b"", 404, "missing"),
         ("POST", "/peer/v1/notices", b"{", 400, "broken"),
+        ("POST", "/peer/v1/held", b"{}", 400, "broken"),
+        ("POST", "/peer/v1/held", b'{"bodies": [["a/b", 1]]}', 400, "broken"),
+        ("POST", "/peer/v1/held", b'{"bodies": [["u", -1]]}', 507, "full"),
+        ("POST", "/peer/v1/held", encode(Held((("u", 1),) * (HELD_BODIES_COUNT + 1))), 400, "broken"),
         ("POST", "/peer/v1/pull", b'{"holder": "v1", "bodies": [], "at": [["a"]]}', 400, "broken"),
         (
             "POST",
@@ -392,6 +406,20 @@ async def test_blocks_are_read_from_whoever_has_them(cluster: Cluster) -> None:
         with pytest.raises(PeerError):
             await anext(reader.replication.read(source, body, 0))
     assert reader.counted(PEER_FAILURES, "missing") == 1
+
+
+async def test_peers_tell_which_bodies_they_have_whole_now(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tiergate.replication.replication.HELD_BODIES_COUNT", 2)
+    first, second = await cluster.add("a"), await cluster.add("b")
+    bodies = [(await copied(first, f"u{index}", content(f"u{index}", 1000 + index), 2))[0] for index in range(5)]
+    longer = Body("u0", bodies[0].size_bytes + BLOCK_BYTES)
+    second.memory.drop("v1", ["u3"])
+    asked = [*bodies[1:], longer, Body("other", 5)]
+    assert await first.replication.held(second.node.holder, asked) == {"u1", "u2", "u4"}
+    assert await first.replication.held(Holder("b", second.node.epoch + 1), asked) == set()
+    assert await first.replication.held(second.node.holder, []) == set()
+    await second.runner.cleanup()
+    assert await first.replication.held(second.node.holder, asked) == set()
 
 
 async def test_a_read_from_a_frozen_peer_ends(cluster: Cluster) -> None:

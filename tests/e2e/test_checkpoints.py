@@ -12,8 +12,9 @@ import pytest
 import torch
 from tests.etcds import StartCluster
 from tests.nodes import StartNode
-from torch.distributed.checkpoint import FileSystemWriter, state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from tiergate import cli
 from tiergate.checkpoints.documents import status_from
@@ -85,7 +86,12 @@ def test_save_of_torch_through_s3fs_goes_from_memory_to_s3(
     node = start_node()
     assert (tell(node).status, tell(node).out) == (0, "no checkpoints\n")
     path = f"s3://{bucket}/run/step_7"
-    options = {"key": "test", "secret": "test", "endpoint_url": node.endpoint, "skip_instance_cache": True}
+    options: dict[str, Any] = {
+        "key": "test",
+        "secret": "test",
+        "endpoint_url": node.endpoint,
+        "skip_instance_cache": True,
+    }
     proxy.inject(Answer(503), operation="PutObject", times=None)
     state_dict_saver.save(state(), storage_writer=FsspecWriter(path, **options), no_dist=True)
     (found,) = node.checkpoints(f"s3://{bucket}/run/")["sets"]
@@ -220,6 +226,7 @@ def test_every_node_of_a_cluster_tells_the_same(
     assert states(seen(b)[4]) == states(seen(c)[4]) == ("complete", "uploading", True)
     proxy.heal()
     b.wait_until("all of it is in S3", lambda: states(seen(c)[4])[1] == "complete")
+    assert seen(b) == seen(c)
     assert newest(status_from(each) for each in seen(c).values()) == status_from(seen(b)[4])
 
 

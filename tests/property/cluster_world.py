@@ -813,6 +813,9 @@ class SimReplication:
         raise PeerError("not asked for here")
         yield b""
 
+    async def held(self, source: Holder, bodies: Sequence[Body]) -> set[str]:
+        return set()
+
     def notice(self, holders: Iterable[Holder], notices: Sequence[Notice]) -> None:
         loop, rng = asyncio.get_running_loop(), self._world.rng
         for holder in sorted(holders):

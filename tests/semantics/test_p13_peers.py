@@ -13,7 +13,7 @@ from tests.nodes import FLAGS
 from tiergate.clock import SystemClock
 from tiergate.config import Secret
 from tiergate.replication.auth import STREAMED, Signable, authorization, digest
-from tiergate.replication.wire import NOTICES, PULL
+from tiergate.replication.wire import HELD, NOTICES, PULL
 from tiergate.testing.cluster import RunningCluster
 from tiergate.testing.etcd import EtcdServer, needs_etcd
 from tiergate.testing.faults import FaultyOrigin
@@ -74,7 +74,7 @@ def test_unsigned_forged_and_old_requests_change_nothing_and_no_secret_gets_out(
 
     other = PUT.replace("some-body", "other-body")
     requests = [("PUT", other, b"data"), ("GET", GET, b""), ("DELETE", DELETE, b""), ("POST", PULL, b"{}")]
-    requests.append(("POST", NOTICES, b'{"notices":[]}'))
+    requests += [("POST", NOTICES, b'{"notices":[]}'), ("POST", HELD, b'{"bodies":[]}')]
     refused_count = 0
     for method, target, body in requests:
         good = sign(method, target, body)
@@ -115,7 +115,7 @@ def test_routes_of_peers_are_at_their_own_address_only(member: RunningNode) -> N
     peer = Knocker(member.peers)
     assert peer.ask("PUT", PUT, b"kept", sign("PUT", PUT, b"kept"))[0] == 200
     requests = [("PUT", PUT, b"data"), ("GET", GET, b""), ("DELETE", DELETE, b""), ("POST", PULL, b"{}")]
-    requests.append(("POST", NOTICES, b"{}"))
+    requests += [("POST", NOTICES, b"{}"), ("POST", HELD, b"{}")]
     before = member.status()["memory"]["bodies"]
     for url in (member.endpoint, member.admin):
         stranger = Knocker(url.removeprefix("http://"))

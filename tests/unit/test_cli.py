@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -21,10 +22,49 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
+def found(step: int | None, memory: str, s3: str, to_s3_s: float | None = None, **more: object) -> dict[str, object]:
+    """A set as the admin address tells of it."""
+    tiers = {"memory": (memory, 3, 2), "s3": (s3, 1, 1)}
+    return {
+        "uri": f"s3://b/[red]run/step_{step}/",
+        "layout": "dcp",
+        "step": step,
+        "objects_count": 3,
+        "size_bytes": 5_000_000_000,
+        "age_s": 7200.0,
+        "to_s3_s": to_s3_s,
+        "is_parked": False,
+        "fault": "",
+        "tiers": {
+            tier: {"state": state, "objects_count": count, "copies_count": copies_count, "missing": ["run/x"]}
+            for tier, (state, count, copies_count) in tiers.items()
+        },
+        **more,
+    }
+
+
+PLACE = {"uri": "s3://b/", "unseen": [], "origin_fault": "", "fault": ""}
+GOOD = [found(0, "complete", "uploading", 90.0), found(1, "absent", "complete", 0.0), found(2, "complete", "uploading")]
+GOOD += [found(None, "receiving", "absent"), found(3, "complete", "absent", is_parked=True)]
+CHECKPOINTS: dict[str, tuple[int, dict[str, object]]] = {
+    "": (200, {"places": [], "sets": []}),
+    "s3://b/good/": (200, {"places": [PLACE], "sets": GOOD}),
+    "s3://b/bad/": (200, {"places": [PLACE], "sets": [found(4, "damaged", "quarantined")]}),
+    "s3://b/doubt/": (200, {"places": [PLACE], "sets": [found(5, "absent", "unknown", fault="403")]}),
+    "s3://b/cut/": (200, {"places": [PLACE | {"unseen": ["s3"], "origin_fault": "away"}], "sets": GOOD[:1]}),
+    "s3://gone/": (404, {"error": "no such bucket"}),
+    "s3://busy/": (503, {"error": "the directory does not answer"}),
+}
+
+
 class _Admin(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        body = json.dumps(STATUS if self.path == "/status" else []).encode()
-        self.send_response(200)
+        status, answer = 200, STATUS if self.path == "/status" else []
+        path, _, query = self.path.partition("?")
+        if path == "/checkpoints":
+            status, answer = CHECKPOINTS[parse_qs(query).get("uri", [""])[0]]
+        body = json.dumps(answer).encode()
+        self.send_response(status)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -199,6 +239,51 @@ def test_pin_without_a_node_is_one_line(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize("uri", ["b/k", "s3:///k", "http://b/k"])
 def test_what_is_no_place_is_wrong_usage(verb: str, uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([verb, uri]) == cli.EXIT_USAGE
+    assert "is not of the form s3://BUCKET/PREFIX" in capsys.readouterr().err
+
+
+def test_checkpoints_are_a_table(admin: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["checkpoints", "s3://b/good/", "--admin-listen", admin]) == 0
+    shown = capsys.readouterr()
+    rows = [line for line in shown.out.splitlines() if "s3://b/[red]run/step_" in line]
+    cells = [[cell.strip() for cell in row.replace("┃", "│").split("│")[2:-1]] for row in rows]
+    assert cells == [
+        ["dcp", "0", "5.0 GB", "3", "complete x2", "uploading 1 of 3", "2.0 h", "about 1.5 min"],
+        ["dcp", "1", "5.0 GB", "3", "-", "complete", "2.0 h", "there"],
+        ["dcp", "2", "5.0 GB", "3", "complete x2", "uploading 1 of 3", "2.0 h", "?"],
+        ["dcp", "", "5.0 GB", "3", "receiving 3 of 3", "-", "2.0 h", "-"],
+        ["dcp", "3", "5.0 GB", "3", "complete x2", "kept in memory", "2.0 h", "-"],
+    ]
+    assert shown.err == ""
+
+
+@pytest.mark.parametrize(
+    ("uri", "status", "said"),
+    [
+        ("s3://b/bad/", 1, "s3://b/[red]run/step_4/ is damaged in memory: run/x"),
+        ("s3://b/bad/", 1, "s3://b/[red]run/step_4/ is quarantined in s3: run/x"),
+        ("s3://b/doubt/", 6, "whether s3://b/[red]run/step_5/ is whole is not known now: 403"),
+        ("s3://b/cut/", 6, "not all of s3://b/ was seen (s3): away"),
+        ("s3://gone/", 1, "the checkpoints cannot be told: no such bucket"),
+        ("s3://busy/", 6, "the checkpoints cannot be told: the directory does not answer"),
+    ],
+)
+def test_checkpoints_say_what_is_wrong(
+    uri: str, status: int, said: str, admin: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["checkpoints", uri, "--admin-listen", admin]) == status
+    assert f"tiergate: {said}\n" in capsys.readouterr().err
+
+
+def test_checkpoints_of_all_buckets_may_be_none(admin: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["checkpoints", "--admin-listen", admin]) == 0
+    assert capsys.readouterr().out == "no checkpoints\n"
+    assert cli.main(["checkpoints", "--json", "--admin-listen", admin]) == 0
+    assert json.loads(capsys.readouterr().out) == {"places": [], "sets": []}
+
+
+def test_checkpoints_of_what_is_no_place_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["checkpoints", "b/k"]) == cli.EXIT_USAGE
     assert "is not of the form s3://BUCKET/PREFIX" in capsys.readouterr().err
 
 

@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tiergate.checkpoints.sets import Thing
 from tiergate.directory.base import Seen
 from tiergate.engine.outage import Outage
 from tiergate.engine.rooms import Rooms
 from tiergate.errors import NotFoundError, OriginRefusedError, OverloadedError, RequestError
-from tiergate.model import Kind, Pending, Record, Role, State, Upload
+from tiergate.model import Body, Holder, Kind, Pending, Record, Role, State, Upload
 from tiergate.origin.answers import OriginEntry
 
 PAGE_COUNT = 1000
@@ -31,6 +31,8 @@ class Whereabouts:
     revisions: dict[str, int] = field(default_factory=dict)
     writes: dict[str, Pending] = field(default_factory=dict)
     origin_fault: str = ""
+    claims: dict[Holder, list[tuple[str, tuple[Body, ...]]]] = field(default_factory=dict)
+    """Which peers said to hold what they may have evicted since: keys, and the bodies of their versions."""
 
 
 class Lookout:
@@ -82,6 +84,7 @@ class Lookout:
                 self._note_foreign(found, entry)
         check_count(found.things)
         await self._note_uploads(found, bucket, prefix)
+        await asyncio.gather(*(self._check(found, holder) for holder in found.claims))
         return found
 
     async def _survey(self, bucket: str, prefix: str) -> AsyncIterator[tuple[Seen, Record]]:
@@ -125,18 +128,32 @@ class Lookout:
         if version is None:
             return
         others = self._rooms.replication.sources(seen.holders.get(version.uid, ()))
+        is_clean = record.state is State.CLEAN
+        if is_clean:
+            bodies = tuple(Body(part.body.uid, part.body.size_bytes) for part in version.parts if part.body.size_bytes)
+            for holder in others:
+                found.claims.setdefault(holder, []).append((key, bodies))
         found.things[key] = Thing(
             key,
             version.size_bytes,
             float(version.modified_s),
-            copies_count=len(others) + self._rooms.holds_whole(version),
-            in_s3=record.state is State.CLEAN,
+            copies_count=self._rooms.holds_whole(version) + (0 if is_clean else len(others)),
+            in_s3=is_clean,
             quarantined=write.quarantined if write else "",
             is_disturbed=write is not None and write.disturbed_s > 0.0,
         )
         found.identities[key] = identity_of(record)
         if record.role is Role.MARKER:
             found.revisions[key] = record.revision
+
+    async def _check(self, found: Whereabouts, holder: Holder) -> None:
+        """Count what a peer does hold of what it said it holds."""
+        claims = found.claims[holder]
+        held = await self._rooms.replication.held(holder, [body for _, bodies in claims for body in bodies])
+        for key, bodies in claims:
+            if all(body.uid in held for body in bodies):
+                thing = found.things[key]
+                found.things[key] = replace(thing, copies_count=thing.copies_count + 1)
 
     def _note_foreign(self, found: Whereabouts, entry: OriginEntry) -> None:
         """An object that only the origin knows as it is now."""

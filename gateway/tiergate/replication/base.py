@@ -126,6 +126,11 @@ class Replication(Protocol):
         """
         ...
 
+    async def held(self, source: Holder, bodies: Sequence[Body]) -> set[str]:
+        """The uids of those of the bodies that a peer has whole in its memory now; of what it does not own up to,
+        also because it does not answer, nothing can be read from it."""
+        ...
+
     def notice(self, holders: Iterable[Holder], notices: Sequence[Notice]) -> None:
         """Tell holders, soon, in the background, as well as it goes. This node's own part is the caller's."""
         ...
@@ -186,6 +191,9 @@ class Alone:
     async def read(self, source: Holder, body: Body, index: int) -> AsyncIterator[bytes]:
         raise PeerError("a node alone has no peers")
         yield b""
+
+    async def held(self, source: Holder, bodies: Sequence[Body]) -> set[str]:
+        return set()
 
     def notice(self, holders: Iterable[Holder], notices: Sequence[Notice]) -> None:
         pass

@@ -22,16 +22,19 @@ from yarl import URL
 
 from tiergate.clock import Clock
 from tiergate.config import Secret
-from tiergate.model import Node, ObjectName
+from tiergate.model import Body, Node, ObjectName
 from tiergate.observe.metrics import Metrics
 from tiergate.replication.auth import STREAMED, Signable, authorization, digest
 from tiergate.replication.base import Notice
 from tiergate.replication.push import Push
 from tiergate.replication.wire import (
+    HELD,
     MAX_DOCUMENT_BYTES,
     NOTICES,
     PULL,
     Fault,
+    Held,
+    HeldAnswer,
     Notices,
     PeerFaultError,
     Pull,
@@ -172,6 +175,19 @@ class PeerChannel:
         """
         async with self._request(node, "POST", NOTICES, encode(Notices(tuple(notices)))) as answer:
             await self._document(node, answer)
+
+    async def held(self, node: Node, bodies: Sequence[Body]) -> tuple[bool, ...]:
+        """Of each body, whether a peer has it whole in its memory.
+
+        Raises:
+            PeerFaultError: it does not say.
+        """
+        question = encode(Held(tuple((body.uid, body.size_bytes) for body in bodies)))
+        async with self._request(node, "POST", HELD, question) as answer:
+            is_held = self._decoded(node, await self._document(node, answer), HeldAnswer).is_held
+        if len(is_held) != len(bodies):
+            raise self.fault(node, Reason.BROKEN, "it answers for other bodies than was asked for")
+        return is_held
 
     async def give_back(self, node: Node, holder: str, body_uid: str) -> None:
         """Tell a peer that it need not keep a body under `holder`.

@@ -16,7 +16,7 @@ from tiergate.replication.notices import NoticeQueues
 from tiergate.replication.roster import Roster
 from tiergate.replication.seams import HoldingMemory
 from tiergate.replication.spreading import Spreading
-from tiergate.replication.wire import PeerFaultError, Reason
+from tiergate.replication.wire import HELD_BODIES_COUNT, PeerFaultError, Reason
 
 DEFAULT_COPIES_COUNT = 2
 
@@ -110,6 +110,18 @@ class PeerReplication:
             if error.reason is not Reason.MISSING:
                 self._roster.shun(node.name)
             raise
+
+    async def held(self, source: Holder, bodies: Sequence[Body]) -> set[str]:
+        found: set[str] = set()
+        node = self._roster.node_of(source)
+        if node is None:
+            return found
+        with suppress(PeerFaultError):  # Counted where it was raised.
+            for start in range(0, len(bodies), HELD_BODIES_COUNT):
+                part = bodies[start : start + HELD_BODIES_COUNT]
+                answer = await self._channel.held(node, part)
+                found |= {body.uid for body, is_held in zip(part, answer, strict=True) if is_held}
+        return found
 
     def notice(self, holders: Iterable[Holder], notices: Sequence[Notice]) -> None:
         self._notices.put(holders, notices)

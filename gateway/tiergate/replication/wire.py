@@ -13,13 +13,15 @@ from tiergate.replication.base import Notice
 BODIES = "/peer/v1/bodies/"
 PULL = "/peer/v1/pull"
 NOTICES = "/peer/v1/notices"
+HELD = "/peer/v1/held"
 
 MAX_DOCUMENT_BYTES = 16 << 20
 """Largest JSON document between nodes. A pull of `PULL_BODIES_COUNT` of the largest bodies there are is below it."""
 
 PULL_BODIES_COUNT = 256
 NOTICES_COUNT = 256
-"""Bodies in one pull, notices in one message."""
+HELD_BODIES_COUNT = 4096
+"""Bodies in one pull, notices in one message, bodies in one question."""
 
 
 class Reason(StrEnum):
@@ -82,6 +84,20 @@ class Notices:
     """A message with several notices."""
 
     notices: tuple[Notice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The question which bodies are in memory whole: uids and sizes."""
+
+    bodies: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldAnswer:
+    """Of each body that was asked for, whether it is."""
+
+    is_held: tuple[bool, ...]
 
 
 encode = msgspec.json.encode

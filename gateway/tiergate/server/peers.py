@@ -22,11 +22,15 @@ from tiergate.replication.roster import Roster
 from tiergate.replication.sums import BlockSums, sum_of
 from tiergate.replication.wire import (
     BODIES,
+    HELD,
+    HELD_BODIES_COUNT,
     MAX_DOCUMENT_BYTES,
     NOTICES,
     NOTICES_COUNT,
     PULL,
     PULL_BODIES_COUNT,
+    Held,
+    HeldAnswer,
     Notices,
     PeerFaultError,
     Pull,
@@ -108,6 +112,7 @@ class Peers:
                 web.delete(body, self._edge.guarded(self._delete, documents)),
                 web.get(body + "/blocks/{index}", self._edge.guarded(self._block, asyncio.Semaphore(READS_COUNT))),
                 web.post(PULL, self._edge.guarded(self._pull, asyncio.Semaphore(PULLS_COUNT))),
+                web.post(HELD, self._edge.guarded(self._held, documents)),
                 web.post(NOTICES, self._edge.guarded(self._notices, documents)),
             ]
         )
@@ -249,6 +254,16 @@ class Peers:
         self._metrics.peer_served_bytes.inc(response.content_length)
         return response
 
+    async def _held(self, request: web.Request, signed: str) -> web.Response:
+        """Which bodies are here whole now."""
+        asked = await self._edge.document(request, signed, Held)
+        if len(asked.bodies) > HELD_BODIES_COUNT:
+            raise PeerFaultError(Reason.BROKEN, "too many bodies")
+        bodies = [Body(named(uid), size_bytes) for uid, size_bytes in asked.bodies]
+        for body in bodies:
+            check_shape(body, self._max_body_bytes)
+        return document(HeldAnswer(tuple(map(self._memory.holds_whole, bodies))))
+
     # -- pulls
     async def _pull(self, request: web.Request, signed: str) -> web.StreamResponse:
         """Hold bodies that others have. As this may take long, a space goes out with each block."""
@@ -338,6 +353,6 @@ def check_shape(body: Body, max_body_bytes: int) -> None:
         raise PeerFaultError(Reason.BROKEN, "not as many checksums as blocks")
 
 
-def document(answer: Taken) -> web.Response:
+def document(answer: Taken | HeldAnswer) -> web.Response:
     """An answer as JSON."""
     return web.Response(body=encode(answer), content_type=JSON)

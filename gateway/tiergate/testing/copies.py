@@ -272,6 +272,13 @@ class PeersReplication:
                     yield bytes(piece)
                     await asyncio.sleep(0)
 
+    async def held(self, source: Holder, bodies: Sequence[Body]) -> set[str]:
+        await asyncio.sleep(0)
+        if not self.peers.lives(source):
+            return set()
+        memory = self.peers.memories[source.node]
+        return {body.uid for body in bodies if memory.holds_whole(body)}
+
     def notice(self, holders: Iterable[Holder], notices: Sequence[Notice]) -> None:
         self.peers.notices += [(holder, each) for holder in sorted(holders) for each in notices]
 

@@ -193,6 +193,7 @@ async def test_marker_that_cannot_be_had_now_is_unknown(start: Start, watch: Wat
     assert states((await sets_under(checkpoints))[1]) == (ABSENT, COMPLETE, True)
 
 
+@pytest.mark.semantics("P7.4")
 async def test_what_is_rewritten_in_place_is_not_whole_until_its_marker_is_back(start: Start, watch: Watch) -> None:
     cluster = start(1, alone=True)
     node, checkpoints = cluster["a"], watch(cluster["a"])
@@ -232,6 +233,23 @@ async def test_copies_that_went_are_not_counted_and_the_only_one_is_damage(clust
     other = next(name for name in "bc" if name in cluster.peers.epochs)
     cluster.peers.kill("a")
     assert (await sets_under(watch(cluster[other])))[1].is_whole is False
+
+
+async def test_copies_that_peers_evicted_are_not_counted(cluster: Cluster, watch: Watch) -> None:
+    bodies = await save(cluster["a"], 1)
+    await persist(cluster, bodies)
+    here, there = watch(cluster["a"]), watch(cluster["c"])
+    assert (await sets_under(here))[1].tiers[Tier.MEMORY].copies_count == 2
+    first = next(iter(bodies))
+    held = (await cluster.directory.get(name_of(first))).record
+    assert held is not None
+    assert held.version is not None
+    for node in await cluster.holders(first):
+        cluster.memories[node].drop(held.version.uid, [part.body.uid for part in held.version.parts])
+    for checkpoints in (here, there):
+        found = (await sets_under(checkpoints))[1]
+        assert states(found) == (PARTIAL, COMPLETE, True)
+        assert found.tiers[Tier.MEMORY].objects_count == 2
 
 
 async def test_change_behind_the_gateway_is_seen_at_once(start: Start, watch: Watch) -> None:
