@@ -73,7 +73,8 @@ def checkpoints_table(sets: Sequence[Mapping[str, Any]]) -> "Table":
     from rich.text import Text
 
     table = Table(title="checkpoints", title_justify="left")
-    for column in ("set", "layout", "step", "size", "objects", "memory", "S3", "age", "to S3"):
+    table.add_column("set", overflow="fold")
+    for column in ("layout", "step", "size", "objects", "memory", "S3", "age", "to S3"):
         table.add_column(column, justify="right" if column in ("step", "size", "objects", "age", "to S3") else "left")
     for each in sets:
         row = (
