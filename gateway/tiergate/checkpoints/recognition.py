@@ -26,8 +26,8 @@ from tiergate.checkpoints.layouts import (
     is_list,
     is_pointer_of,
     layout_named,
-    ranks_of,
     parent_of,
+    ranks_of,
     role_of,
     root_of,
     sights_of,
@@ -35,7 +35,7 @@ from tiergate.checkpoints.layouts import (
     tiered_root_of,
 )
 from tiergate.checkpoints.lists import DamagedSetError, pointed_by
-from tiergate.checkpoints.markers import STAGING_SUFFIX, Markers
+from tiergate.checkpoints.markers import STAGING_SUFFIX, Markers, scope_of
 from tiergate.checkpoints.sets import Manifest, Member, ReadBody, SetName
 from tiergate.model import ObjectName, Role
 
@@ -67,7 +67,7 @@ def around(name: SetName) -> str:
     layout = layout_named(name.layout)
     if name.marker or layout is None or not layout.pointers:
         return name.prefix
-    return split(name.prefix[:-1])[0]
+    return scope_of(name.prefix[:-1])
 
 
 def set_prefix_of(key: str, run_prefix: str) -> str:

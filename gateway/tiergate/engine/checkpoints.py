@@ -156,7 +156,9 @@ class Checkpoints:
 
     async def _judge(self, name: SetName, names: Sequence[SetName], keys: "Keys", found: Whereabouts) -> FoundSet:
         own = keys.of(name)
-        things = {key: found.things[key] for key in (*keys.under(recognition.around(name)), *own)}
+        # What a pointer speaks for is told by what lies beside it, too.
+        beside = [] if name.marker else keys.under(recognition.around(name))
+        things = {key: found.things[key] for key in (*beside, *own)}
         damage = unread = ""
         manifest = Manifest(name, tuple(Member(key) for key in own), is_listed=False)
         if not name.marker or can_be_had(things[name.marker]):

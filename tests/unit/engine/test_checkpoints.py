@@ -310,6 +310,34 @@ async def test_prefix_inside_a_set_finds_the_set_whole(start: Start, watch: Watc
         assert all(states(each) == (COMPLETE, UPLOADING, True) for each in found.values())
 
 
+async def test_set_in_the_folders_of_its_ranks_is_one_from_wherever_it_is_asked_for(start: Start, watch: Watch) -> None:
+    cluster = start(1, alone=True)
+    for rank in range(3):
+        await cluster["a"].put(f"job/rank_{rank}/step_5/checkpoint.pt", b"x" * 10)
+    await cluster["a"].put("job/rank_0/step_6/checkpoint.pt", b"x")
+    checkpoints = watch(cluster["a"])
+    for prefix in ("job/", "job/rank_2/", "job/rank_0/step_5/"):
+        found = (await sets_under(checkpoints, prefix))[5]
+        assert (found.objects_count, found.size_bytes, found.name.prefix) == (3, 30, "job/rank_0/step_5/")
+        assert states(found) == (RECEIVING, ABSENT, False)
+
+
+async def test_set_that_a_pointer_beside_it_speaks_for(start: Start, watch: Watch) -> None:
+    cluster = start(1, alone=True)
+    node, checkpoints = cluster["a"], watch(cluster["a"])
+    for step in (1, 2):
+        for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"):
+            await node.put(f"run/global_step{step}/{name}", b"x" * step)
+    assert all(states(each) == (RECEIVING, ABSENT, False) for each in (await sets_under(checkpoints)).values())
+    await node.put("run/latest", b"global_step1")
+    for prefix in ("run/", "run/global_step1/"):
+        found = (await sets_under(checkpoints, prefix))[1]
+        assert (states(found), found.objects_count, found.size_bytes) == ((COMPLETE, UPLOADING, True), 2, 2)
+    assert states((await sets_under(checkpoints))[2]) == (RECEIVING, ABSENT, False)
+    await node.put("run/latest", b"global_step2")
+    assert newest((await sets_under(checkpoints)).values()) == (await sets_under(checkpoints))[2]
+
+
 async def test_markers_are_read_once_for_as_long_as_their_sets_stay_what_they_are(
     start: Start, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
