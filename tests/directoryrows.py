@@ -59,7 +59,7 @@ def check_owed(keys: Keys, found: dict[str, Rows], records: dict[ObjectName, Rec
     large = {
         keys.large(write.name): write.place
         for write in writes.values()
-        if write.role is Role.LARGE and write.kind is Kind.PUT and not write.quarantined
+        if write.role is Role.LARGE and write.kind is Kind.PUT and not (write.quarantined or write.parked)
     }
     assert {key: value_of(Large, row).place for key, row in found["l"].items()} == large
 

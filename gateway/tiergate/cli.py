@@ -1,10 +1,9 @@
 """The command line: the only place that prints or decides an exit status.
 
 Exit statuses: 0 success; 1 the node could not start or had to end, or the test or the demo failed; 2 wrong
-configuration or usage; 3 another node has the memory folder; 4 `status`, `prefetch`, `pin`, `unpin` or `checkpoints`
-found no node, or one that does not answer as it should; 5 a member of a cluster stopped, and something acknowledged is
-in its memory folder only, or may be; 6 `checkpoints` cannot tell all, since a tier or the directory does not answer.
-`prefetch` fails with 1 unless all is in memory, `checkpoints` where one is damaged or quarantined."""
+configuration or usage; 3 another node has the memory folder; 4 a command found no node, or one that does not answer as
+it should; 5 a member of a cluster stopped, and something acknowledged is in its memory folder only, or may be; 6
+`checkpoints` cannot tell all, since a tier or the directory does not answer. `prefetch` fails with 1 unless all is in memory, `checkpoints` where one is damaged or quarantined."""
 
 # ruff: noqa: T201 - this is the place that prints
 
@@ -16,7 +15,7 @@ import sys
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from http.client import HTTPResponse
 from pathlib import Path
@@ -134,6 +133,20 @@ def _status(options: argparse.Namespace, unknown: list[str]) -> int:
 
 
 def _prefetch(options: argparse.Namespace, unknown: list[str]) -> int:
+    return _order(options, unknown, "prefetched", lambda lines: _follow(options.uri, map(_object, lines)))
+
+
+def _promote(options: argparse.Namespace, unknown: list[str]) -> int:
+    def told(lines: Iterable[bytes]) -> int:
+        count = _object(b"".join(lines))["promoted"]
+        print(f"{count} {'object goes' if count == 1 else 'objects go'} to S3 from {options.uri}")
+        return EXIT_OK
+
+    return _order(options, unknown, "promoted", told)
+
+
+def _order(options: argparse.Namespace, unknown: list[str], done: str, told: Callable[[Iterable[bytes]], int]) -> int:
+    """Tell a running node to do with a prefix what the command is called; `told` is given its answer."""
     bucket, prefix = _place_of(options.uri)
     settings = _load(options, unknown).settings
     url = _admin_url(settings)
@@ -141,10 +154,10 @@ def _prefetch(options: argparse.Namespace, unknown: list[str]) -> int:
         return _fail(EXIT_UNREACHABLE, f"no node serves from {settings.memory_dir}")
     query = urllib.parse.urlencode({"bucket": bucket, "prefix": prefix})
     try:
-        with _ask(urllib.request.Request(f"{url}/prefetch?{query}", method="POST")) as answer:
-            return _follow(options.uri, map(_object, answer))
+        with _ask(urllib.request.Request(f"{url}/{options.name}?{query}", method="POST")) as answer:
+            return told(answer)
     except urllib.error.HTTPError as error:
-        return _fail(EXIT_FAILED, f"{options.uri} is not prefetched: {_reason(error)}")
+        return _fail(EXIT_FAILED, f"{options.uri} is not {done}: {_reason(error)}")
     except (OSError, ValueError) as error:
         return _fail(EXIT_UNREACHABLE, f"no answer from {url}: {getattr(error, 'reason', None) or error}")
 
@@ -280,11 +293,14 @@ def _parser() -> _Parser:
     status = commands.add_parser("status", help="show what a running node does", allow_abbrev=False)
     status.add_argument("--json", action="store_true", help="print JSON")
     prefetch = commands.add_parser("prefetch", help="bring a prefix into a running node's memory", allow_abbrev=False)
-    prefetch.add_argument("uri", metavar="s3://BUCKET/PREFIX", help="all keys that begin so")
+    promote = commands.add_parser(
+        "promote", help="let what stays in memory by policy go to S3, under a prefix", allow_abbrev=False
+    )
     pin = commands.add_parser("pin", help="keep a prefix in memory whatever else needs room", allow_abbrev=False)
     unpin = commands.add_parser("unpin", help="let a pinned prefix be evicted again", allow_abbrev=False)
-    for pinning in (pin, unpin):
-        pinning.add_argument("uri", metavar="s3://BUCKET/PREFIX", help="all keys that begin so")
+    for each, name in ((prefetch, "prefetch"), (promote, "promote"), (pin, "pin"), (unpin, "unpin")):
+        each.add_argument("uri", metavar="s3://BUCKET/PREFIX", help="all keys that begin so")
+        each.set_defaults(name=name)
     checkpoints = commands.add_parser("checkpoints", help="list checkpoints and where they are", allow_abbrev=False)
     checkpoints.add_argument(
         "uri", metavar="s3://BUCKET/PREFIX", nargs="?", help="those under this; by default those of all buckets in use"
@@ -299,6 +315,7 @@ def _parser() -> _Parser:
         (check, _check_config),
         (status, _status),
         (prefetch, _prefetch),
+        (promote, _promote),
         (pin, _pin),
         (unpin, _unpin),
         (checkpoints, _checkpoints),

@@ -136,6 +136,14 @@ class ConflictError(TiergateError):
     """A directory guard failed: the record was changed since it was read. Re-read and decide again."""
 
 
+class NotParkableError(ConflictError):
+    """What policy would keep in memory stands on something that the origin has, or is owed."""
+
+
+class PlanOverError(ConflictError):
+    """What was decided for a set does not hold for this write: decide anew."""
+
+
 class PartsChangedError(ConflictError):
     """A part of an upload was replaced or moved since the parts were read that are to become its version."""
 

@@ -221,7 +221,9 @@ class Pending:
     client made the write on a condition, so that the origin must hold just this. `disturbed_s`: for a marker, when a
     member of its set was last replaced or deleted after it was committed (0: never). `withdrawn`: the marker stood in
     the origin and was taken away. `quarantined` is the reason of a permanent refusal, or empty. `leftovers` are uploads
-    of superseded versions that must be aborted.
+    of superseded versions that must be aborted. `parked`: by policy it stays in memory, owed to nobody until it is
+    promoted; `committed_s` is then since when it is owed. `points_to`: of a pointer under such a policy, the prefixes
+    of the sets that it names.
     """
 
     name: ObjectName
@@ -244,12 +246,59 @@ class Pending:
     owner: Holder | None = None
     """The node of a cluster that must bring it to the origin; None where a node is alone."""
     parked: bool = False
-    """By policy nobody brings it to the origin: it is in memory only."""
+    points_to: tuple[str, ...] = ()
 
     @property
     def is_owed(self) -> bool:
         """Whether the origin is to get it as things stand, so that it counts for the bounds of loss."""
         return not (self.quarantined or self.parked)
+
+
+class Stage(StrEnum):
+    """What becomes of a set."""
+
+    SENT = "sent"
+    """It goes to the origin, or went there."""
+    KEPT = "kept"
+    """It stays in memory."""
+    PROMOTING = "promoting"
+    """From kept to sent: only its markers and pointers still stay."""
+    PARKING = "parking"
+    """From sent to kept: its markers and pointers stay first."""
+    DROPPED = "dropped"
+    """It is being deleted, or was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What was decided for a set, by its prefix, when its first object was written. `ordinal`: which one of its run it
+    is, in the order in which they began. `revision`: of the decision. `dropped`: the one at which it was let go."""
+
+    bucket: str
+    prefix: str
+    run: str
+    stage: Stage
+    ordinal: int
+    revision: int
+    decided_s: float
+    dropped: int = 0
+
+    def parks(self, role: Role) -> bool:
+        """Whether a write of the set is parked."""
+        if self.stage in (Stage.PROMOTING, Stage.PARKING):
+            return role in (Role.MARKER, Role.POINTER)
+        return self.stage is Stage.KEPT
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The sets that began under a prefix with a policy: how many, and the last one that was to go to the origin."""
+
+    bucket: str
+    prefix: str
+    count: int = 0
+    persisted_ordinal: int = 0
+    persisted_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import pytest
 from tests.directoryrows import check_rows
 
 from tiergate.clock import SystemClock
+from tiergate.config import Persist
 from tiergate.directory import clustered
 from tiergate.directory.base import ClusterDirectory, Directory, Held
 from tiergate.directory.bynode import ByNode
@@ -20,6 +21,7 @@ from tiergate.errors import FencedError, HolderLostError, MembershipOverError
 from tiergate.etcd.client import EtcdClient
 from tiergate.etcd.values import Found, Outcome, Put, Range, Txn
 from tiergate.model import NO_BASE, About, Holder, OriginUpload, Pending, Role, State, Step, new_uid
+from tiergate.policy.persistence import Beginning
 from tiergate.testing.directory_contract import (
     BUCKET,
     MARKER,
@@ -245,6 +247,31 @@ async def test_claim_of_a_dead_nodes_write_keeps_all_but_the_owner(cluster: Clus
         assert await b.directory.claim(name, uid) is None
     assert await b.directory.persisted(SHARD, "v1", "o1", 1.0) == make_version("v1")
     assert await b.directory.claim(SHARD, "v1") is None
+
+
+async def test_parked_write_of_a_dead_node_stays_parked(cluster: Cluster) -> None:
+    a, b = await cluster.join("a"), await cluster.join("b")
+    await put(a.directory, SHARD, "v1", make_intent(base=NO_BASE, parked=True, holders=(a.me, b.me)))
+    assert (await a.directory.pending(), await b.directory.parked()) == ([], [])
+    assert await a.directory.parked() == await b.directory.owed_by("a") == [await pending_of(b.directory, SHARD)]
+    assert await b.directory.owners() == {"a"}
+    await a.die()
+    claimed = await b.directory.claim(SHARD, "v1")
+    assert claimed is not None
+    assert (claimed.parked, claimed.owner) == (True, b.me)
+    assert (await b.directory.pending(), await b.directory.parked()) == ([], [claimed])
+    assert await b.directory.owed_here(()) == [claimed]
+
+
+async def test_parked_write_of_another_node_can_be_promoted(cluster: Cluster) -> None:
+    a, b = await cluster.join("a"), await cluster.join("b")
+    await put(a.directory, SHARD, "v1", make_intent(base=NO_BASE, parked=True))
+    assert await b.directory.promote([SHARD], 5.0) == 1
+    write = await pending_of(a.directory, SHARD)
+    assert (write.owner, await a.directory.pending(), await b.directory.pending()) == (a.me, [write], [])
+    plan = await b.directory.decide(Beginning("bucket", "run/step_1/", "run/", Persist(), 1.0, may_park=False))
+    assert await b.directory.park(SHARD, "v1", plan)
+    assert await a.directory.parked() == [await pending_of(a.directory, SHARD)]
 
 
 async def test_zombie_neither_finishes_nor_supersedes(cluster: Cluster) -> None:

@@ -24,7 +24,19 @@ from tiergate.etcd.client import Access, EtcdClient
 from tiergate.etcd.values import Agreed, Put, Range, Txn
 from tiergate.etcd.watch import Watch
 from tiergate.memory.memory import Memory, MemoryLimits
-from tiergate.model import Holder, Kind, ObjectName, Pending, Record, Role, State, Version, new_uid
+from tiergate.model import (
+    NO_BASE,
+    UNKNOWN_BASE,
+    Holder,
+    Kind,
+    ObjectName,
+    Pending,
+    Record,
+    Role,
+    State,
+    Version,
+    new_uid,
+)
 from tiergate.server.cluster import Cluster, open_cluster
 from tiergate.server.member import Member
 from tiergate.server.remembering import Remembering
@@ -97,13 +109,15 @@ class Node:
         """Let the bytes of a version be evicted, as is done with what the origin has, or is replaced."""
         self.memory.clean(version.uid, [part.body.uid for part in version.parts])
 
-    async def put(self, name: ObjectName, *others: "Node", role: Role = Role.SMALL) -> Version:
+    async def put(self, name: ObjectName, *others: "Node", role: Role = Role.SMALL, parked: bool = False) -> Version:
         """Commit a version that this node and others hold."""
         version = make_version(new_uid(CLOCK.wall_s()))
         for node in (self, *others):
             node.keep(version)
         holders = tuple(node.me for node in (self, *others))
-        await self.directory.put(name, version, make_intent(role, holders=holders, now_s=CLOCK.wall_s()))
+        base = NO_BASE if parked else UNKNOWN_BASE
+        intent = make_intent(role, holders=holders, now_s=CLOCK.wall_s(), base=base, parked=parked)
+        await self.directory.put(name, version, intent)
         return version
 
     async def persist(self, name: ObjectName, version: Version) -> None:
@@ -170,6 +184,20 @@ async def test_emptied_directory_is_told_what_the_nodes_hold(etcd: EtcdServer, s
     assert await a.directory.get_upload("up") is None
     later = await a.put(object_name("later"))
     assert (await seen(b, object_name("later")))[0].version == later
+
+
+async def test_parked_writes_come_back_parked(etcd: EtcdServer, start: Start) -> None:
+    a, b = await start("a"), await start("b")
+    shard, marker = await a.put(SHARD, b, parked=True), await a.put(MARKER, b, role=Role.MARKER, parked=True)
+    for node in (a, b):
+        await node.remembering.refresh()
+    await asyncio.to_thread(etcd.restore, None)
+    await asyncio.gather(a.joined(), b.joined())
+    for name, version in ((SHARD, shard), (MARKER, marker)):
+        record, write = await seen(b, name)
+        assert (record.version, record.state, write.parked) == (version, State.DIRTY, True)
+        assert (await a.directory.get(name)).holders == {version.uid: {a.me, b.me}}
+    assert [*await a.directory.pending(), *await b.directory.pending()] == []
 
 
 async def test_markers_wait_until_all_have_told(etcd: EtcdServer, start: Start) -> None:

@@ -61,6 +61,7 @@ from tiergate.writeback.drain import Drain, Peers, Report
 from tiergate.writeback.fence import FenceMode, PendingView, blockers
 from tiergate.writeback.gate import Gate
 from tiergate.writeback.holds import HoldBounds
+from tiergate.writeback.promotion import Promotion
 from tiergate.writeback.recovery import Sweep, recover_member
 from tiergate.writeback.repair import Repair
 from tiergate.writeback.scopes import is_fenced
@@ -522,7 +523,8 @@ class Process:
             self.replication,
             self.uploader.wake,
         )
-        self.turn_of_requests = Turn(rooms, Afterwards(clock))
+        promotion = Promotion(rooms.directory, rooms.settings.prefix_for, clock, world.metrics, rooms.wake)
+        self.turn_of_requests = Turn(rooms, Afterwards(clock), promotion)
 
     def start(self) -> None:
         self.run(self._serve())

@@ -9,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiergate import config
-from tiergate.config import DECLARATIONS, Address, ClientAuth, EtagMode, EtcdPlace, FenceMode, Machine, Secret, Settings
+from tiergate.config import (
+    DECLARATIONS,
+    Address,
+    ClientAuth,
+    EtagMode,
+    EtcdPlace,
+    FenceMode,
+    Machine,
+    Persist,
+    Secret,
+    Settings,
+)
 from tiergate.config.machine import _ram_bytes  # pyright: ignore[reportPrivateUsage]
 from tiergate.config.values import format_duration, format_size, parse_duration, parse_size
 from tiergate.errors import ConfigError
@@ -254,8 +265,13 @@ def test_overridden_fault_is_still_reported() -> None:
             '"imutable" is no key of a prefix, did you mean immutable?',
         ),
         ('[[prefix]]\nuri = "s3://b/"\netag = "md5"', 'prefix: etag: "md5" is not one of auto, exact'),
-        ('[[prefix]]\nuri = "s3://b/"\nkeep = 0', "prefix: keep: 0 is less than 1"),
         ('[[prefix]]\nuri = "s3://b/"\nexclusive = 1', "prefix: exclusive: 1 is neither true nor false"),
+        ('[[prefix]]\nuri = "s3://b/"\npersist = "some"', 'prefix: persist: "some" is none of all, none, every COUNT'),
+        ('[[prefix]]\nuri = "s3://b/"\npersist = "every 0"', 'prefix: persist: "every 0" is none of'),
+        ('[[prefix]]\nuri = "s3://b/"\npersist = "every now"', 'prefix: persist: "every now" is none of'),
+        ('[[prefix]]\nuri = "s3://b/run"\npersist = "all"', 'prefix: uri: "s3://b/run" does not end with a slash'),
+        ('[[prefix]]\nuri = "s3://b/"\npersist = "all"\nkeep = 0', "prefix: keep: 0 is not at least 1"),
+        ('[[prefix]]\nuri = "s3://b/run"\nkeep = 3', "does not end with a slash"),
         ('[[prefix]]\nuri = "s3://b/p"\n[[prefix]]\nuri = "s3://b/p"', '"s3://b/p" is given twice'),
     ],
 )
@@ -421,6 +437,36 @@ def test_prefixes_take_over_from_the_node_and_the_longest_match_wins(tmp_path: P
         FenceMode.STRICT,
         ("*.done",),
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "persist"),
+    [
+        ("all", Persist()),
+        ("none", Persist(0)),
+        ("every 1", Persist(1)),
+        ("Every 12", Persist(12)),
+        ("every 30m", Persist(0, 1800.0)),
+        ("every 2 h", Persist(0, 7200.0)),
+    ],
+)
+def test_policy_of_a_prefix(tmp_path: Path, text: str, persist: Persist) -> None:
+    table = f'[[prefix]]\nuri = "s3://b/run/"\npersist = "{text}"\nkeep = 3\npromote_idle = "0"\nskip_superseded = true'
+    run = read(table, folder=tmp_path).settings.prefix_for("b", "run/step_1/x")
+    assert (run.persist, run.prefix, run.keep_count, run.promote_idle_s, run.skip_superseded) == (
+        persist,
+        "run/",
+        3,
+        0.0,
+        True,
+    )
+    assert run.persist is not None
+    again = f'[[prefix]]\nuri = "s3://b/run/"\npersist = "{run.persist}"'
+    assert read(again, folder=tmp_path).settings.prefix_for("b", "run/").persist == persist
+
+
+def test_prefix_without_a_policy_has_none(tmp_path: Path) -> None:
+    assert read('[[prefix]]\nuri = "s3://b/"', folder=tmp_path).settings.prefix_for("b", "x").persist is None
 
 
 def test_prefix_flag_may_be_repeated_and_replaces_the_files(tmp_path: Path) -> None:

@@ -6,14 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from tiergate.config.settings import LARGEST_COPIES_COUNT, PrefixSettings
+from tiergate.config.settings import KEEP_COUNT, LARGEST_COPIES_COUNT, PROMOTE_IDLE_S, PrefixSettings
 from tiergate.config.values import (
     EtagMode,
     FenceMode,
+    Persist,
     choice_of,
     parse_count,
+    parse_duration,
     parse_flag,
     parse_markers,
+    parse_persist,
     parse_text,
     show,
 )
@@ -33,20 +36,24 @@ class PrefixTable:
     fence: FenceMode | None
     markers: tuple[str, ...]
     replicas_count: int | None
+    persist: Persist | None
+    is_run: bool
     keep_count: int
-
-
-def _kept(value: object) -> int:
-    count = parse_count(value)
-    if count < 1:
-        raise ValueError(f"{show(value)} is less than 1")
-    return count
+    skip_superseded: bool
+    promote_idle_s: float
 
 
 def _copies(value: object) -> int:
     count = parse_count(value)
     if not 1 <= count <= LARGEST_COPIES_COUNT:
         raise ValueError(f"{show(value)} is not from 1 to {LARGEST_COPIES_COUNT}")
+    return count
+
+
+def _kept(value: object) -> int:
+    count = parse_count(value)
+    if count < 1:
+        raise ValueError(f"{show(value)} is not at least 1: the newest complete checkpoint is never dropped")
     return count
 
 
@@ -58,8 +65,17 @@ _KEYS: dict[str, Callable[[object], object]] = {
     "fence": choice_of(FenceMode),
     "markers": parse_markers,
     "replicas": _copies,
+    "persist": parse_persist,
     "keep": _kept,
+    "skip_superseded": parse_flag,
+    "promote_idle": parse_duration,
 }
+
+KEYS = frozenset(_KEYS)
+"""What a table may hold."""
+
+_OF_A_RUN = ("skip_superseded", "promote_idle")
+"""Keys that mean nothing without `persist`."""
 
 
 def parse_prefixes(raw: object) -> tuple[PrefixTable, ...]:
@@ -94,7 +110,11 @@ def settle_prefixes(
             fence=table.fence or fence,
             markers=tuple(dict.fromkeys((*markers, *table.markers))),
             replicas_count=table.replicas_count or replicas_count,
+            persist=table.persist,
+            is_run=table.is_run,
             keep_count=table.keep_count,
+            skip_superseded=table.skip_superseded,
+            promote_idle_s=table.promote_idle_s,
         )
         for table in tables
     )
@@ -131,6 +151,11 @@ def _parse_table(raw: object) -> PrefixTable:
     bucket, _, prefix = uri.removeprefix(_SCHEME).partition("/")
     if not uri.startswith(_SCHEME) or not bucket:
         raise ValueError(f"uri: {show(uri)} is not s3://BUCKET/PREFIX")
+    if "persist" not in values and (lonely := [key for key in _OF_A_RUN if key in values]):
+        raise ValueError(f"{lonely[0]}: it means something with persist only")
+    is_run = "persist" in values or "keep" in values
+    if is_run and prefix and not prefix.endswith("/"):
+        raise ValueError(f"uri: {show(uri)} does not end with a slash, as that of a run with persist or keep does")
     return PrefixTable(
         bucket=bucket,
         prefix=prefix,
@@ -140,5 +165,9 @@ def _parse_table(raw: object) -> PrefixTable:
         fence=cast("FenceMode | None", values.get("fence")),
         markers=cast("tuple[str, ...]", values.get("markers", ())),
         replicas_count=cast("int | None", values.get("replicas")),
-        keep_count=cast("int", values.get("keep", 0)),
+        persist=cast("Persist | None", values.get("persist")),
+        is_run=is_run,
+        keep_count=cast("int", values.get("keep", KEEP_COUNT)),
+        skip_superseded=cast("bool", values.get("skip_superseded", False)),
+        promote_idle_s=cast("float", values.get("promote_idle", PROMOTE_IDLE_S)),
     )

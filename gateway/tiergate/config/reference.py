@@ -29,9 +29,17 @@ exclusive = true          # only gateways write here: an origin outage stops nei
 etag = "exact"            # every body gets its exact MD5 as ETag; "auto": only up to exact_etag
 fence = "strict"          # as the setting of the node
 markers = ["*.done"]      # beside those of the node
-keep = 2                  # a run, with a folder for each set: its newest two whole sets are evicted last, whole
 replicas = 3              # in a cluster: copies before the acknowledgement, this node's included
+persist = "every 5"       # which checkpoints of a run go to S3: "all", "none", "every 5", "every 30m"
+keep = 2                  # the newest two whole checkpoints are evicted last; those that stay in memory only are
+                          # dropped once so many newer complete ones are there
+skip_superseded = true    # what write-back has not begun stays in memory if a newer complete one is there
+promote_idle = "10m"      # so long after the run's last write its newest complete one goes to S3 ("0": never)
 ```
+
+With `persist` or `keep` the prefix is that of a *run* (its URI ends with a slash, or names a bucket), and each folder
+right below it is a checkpoint. See [SEMANTICS](SEMANTICS.md#p14-what-stays-in-memory). All gateways of a bucket need
+the same tables.
 
 As a variable or a flag (which may be repeated) a prefix is an inline table:
 `--prefix "{uri = 's3://bucket/run/', immutable = true}"`.

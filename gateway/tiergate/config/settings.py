@@ -23,6 +23,7 @@ from tiergate.config.values import (
     FenceMode,
     LogFormat,
     LogLevel,
+    Persist,
     Secret,
 )
 
@@ -30,6 +31,9 @@ _T = TypeVar("_T")
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 LARGEST_COPIES_COUNT = 8
+
+KEEP_COUNT = 2
+PROMOTE_IDLE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +43,13 @@ class PrefixSettings:
     `immutable`: keys are written once, so a held copy is current without asking. `exclusive`: only gateways
     write there, so the directory is the truth. `etag`: whether every body gets its exact MD5. `fence`,
     `markers` and `replicas_count` (on how many nodes of a cluster a write is before it is acknowledged; None: 2 where
-    there is a peer) include what is set for the node as a whole. `keep_count`: the prefix is a run's, whose newest
-    whole sets, so many, are evicted last (0: it is none).
+    there is a peer) include what is set for the node as a whole.
+
+    `is_run`: it holds one set a folder; then `prefix` is empty, or ends with its slash. Of a run the newest
+    `keep_count` whole sets are evicted last. `persist`: which of its checkpoints go to the origin, None for all,
+    without any policy. Of sets that stay in memory those go that `keep_count` newer complete ones make superfluous;
+    `skip_superseded` leaves such sets in memory that write-back has not begun; `promote_idle_s` after the run's last
+    write its newest complete set goes to the origin all the same, 0 for never.
     """
 
     bucket: str
@@ -51,7 +60,11 @@ class PrefixSettings:
     fence: FenceMode = FenceMode.AUTO
     markers: tuple[str, ...] = ()
     replicas_count: int | None = None
-    keep_count: int = 0
+    persist: Persist | None = None
+    is_run: bool = False
+    keep_count: int = KEEP_COUNT
+    skip_superseded: bool = False
+    promote_idle_s: float = PROMOTE_IDLE_S
 
 
 def _private_folder(machine: Machine) -> Path:

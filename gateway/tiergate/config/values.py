@@ -67,6 +67,19 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Which sets of a run go to the origin: every so many, or one in so many seconds; none where both are 0."""
+
+    every_count: int = 1
+    every_s: float = 0.0
+
+    def __str__(self) -> str:
+        if self.every_s:
+            return f"every {format_duration(self.every_s)}"
+        return {0: "none", 1: "all"}.get(self.every_count, f"every {self.every_count}")
+
+
 class Secret:
     """Text that shows itself only when asked to: `repr`, `str` and formatting give `***`."""
 
@@ -153,6 +166,27 @@ def parse_duration(value: object) -> float:
     if match is None or factor is None:
         raise ValueError(f"{show(value)} is not a duration (such as 60s, 5m, 6h or a number of seconds)")
     return float(match[1]) * factor
+
+
+def parse_persist(value: object) -> Persist:
+    """`all`, `none`, `every 5` (sets) or `every 30m`."""
+    text = parse_text(value).lower()
+    if text in ("all", "none"):
+        return Persist(1 if text == "all" else 0)
+    word, _, amount = text.partition(" ")
+    amount = amount.strip()
+    if word == "every" and amount:
+        if amount.isascii() and amount.isdigit():
+            if int(amount):
+                return Persist(int(amount))
+        else:
+            try:
+                every_s = parse_duration(amount)
+            except ValueError:
+                every_s = 0.0
+            if every_s:
+                return Persist(0, every_s)
+    raise ValueError(f"{show(value)} is none of all, none, every COUNT and every DURATION (such as every 5, every 30m)")
 
 
 def format_duration(duration_s: float) -> str:

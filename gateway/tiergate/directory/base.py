@@ -17,12 +17,15 @@ from tiergate.model import (
     Part,
     Pending,
     PinnedPrefix,
+    Plan,
     Record,
     Role,
+    Run,
     Step,
     Upload,
     Version,
 )
+from tiergate.policy.persistence import Beginning
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +64,23 @@ class Intent:
     conditional: bool = False
     holders: tuple[Holder, ...] = ()
     """The nodes of a cluster that hold the whole version: each must still be what it was for the write to happen."""
+    parked: bool = False
+    """It is to stay in memory (`Pending.parked`), whatever `points_to` says."""
+    plan: Plan | None = None
+    """The plan of its set, which then decides that; it must still be that one."""
+    points_to: tuple[str, ...] = ()
+    """The sets that a pointer names: it stays in memory if one of them does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
     """A commit's revision and the version it replaced (whose bytes the caller now lets go), if any. `held_by`: in a
-    cluster, who held that version."""
+    cluster, who held that version. `parked`: it stays in memory."""
 
     revision: int
     replaced: Version | None
     held_by: frozenset[Holder] = frozenset()
+    parked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +126,14 @@ class Directory(Protocol):
         begun: then only the origin knows), `withdrawn` (markers), and takes over its `upload` as one of the
         `leftovers`; `begun` starts false. Replacing an existing version, it sets `disturbed_s = now_s` on every
         pending marker whose scope holds the key and whose `revision` is greater than that of the version replaced;
-        a marker does so beyond its own scope only, a pointer not at all.
+        a marker does so beyond its own scope only, a pointer not at all. What is parked disturbs only what is.
 
         Raises:
             ConflictError: the guard does not hold; nothing changed.
+            PlanOverError: the plan of its set is over: decide anew. It is also when a member is written again after a
+                marker of the set was.
+            NotParkableError: it is to be parked, is no pointer, and the origin may hold something of the key, or is
+                owed it.
         """
         ...
 
@@ -185,18 +199,34 @@ class Directory(Protocol):
 
     # -- write-back
     async def pending(self) -> list[Pending]:
-        """All that this node owes the origin, by `place`. Alone that is everything; in a cluster, what it owns."""
+        """All that this node owes the origin, by `place`: what is not parked. Alone that is everything; in a cluster,
+        what it owns."""
+        ...
+
+    async def parked(self) -> list[Pending]:
+        """All that is parked, by `place`; in a cluster what this node owns."""
+        ...
+
+    async def promote(self, names: Sequence[ObjectName], now_s: float) -> int:
+        """What is parked of these, whoever owns it, is owed from `now_s` on, each in the place of its own commit; a
+        pointer behind everything. How many were. In the order given, and a bounded number at a time: who is stopped in
+        between has promoted the first of them."""
+        ...
+
+    async def park(self, name: ObjectName, uid: str, plan: Plan) -> bool:
+        """Park pending put `uid`, whoever owns it, of a key that the origin does not hold, while its set's plan is
+        `plan`; whether it is parked now. Not if it has begun, was set aside, stands on something, or leaves uploads."""
         ...
 
     async def beside(self, writes: Sequence[Pending], whole: Collection[str] = ()) -> list[Pending]:
-        """The pending writes, of any node, that decide when these may be seen in the origin (the fence's view), by
-        `place`: for each of `writes`, which need not be pending, all that it must wait for, or some that it surely
-        must. Those that are pending are among them, as they stand now. `whole`: buckets where everything waits for
-        everything before it (mode `strict`), so that all that is pending there is wanted."""
+        """The pending writes, of any node, that decide when these may be seen in the origin (the fence's view; nothing
+        parked does), by `place`: for each of `writes`, which need not be pending, all that it must wait for, or some
+        that it surely must. Those that are pending are among them, as they stand now. `whole`: buckets where everything
+        waits for everything before it (mode `strict`), so that all that is pending there is wanted."""
         ...
 
     async def pending_under(self, bucket: str, prefix: str, limit: int) -> list[Pending]:
-        """Up to `limit` pending writes of keys that start with `prefix`, in key order."""
+        """Up to `limit` pending writes, parked ones too, of keys that start with `prefix`, in key order."""
         ...
 
     async def oldest_pending_s(self) -> float | None:
@@ -211,7 +241,7 @@ class Directory(Protocol):
         """Mark that write-back of `uid` has begun and may reach the origin from now on, on top of `base`.
 
         Raises:
-            FencedError: `uid` is no longer what is pending, or no longer this node's.
+            FencedError: `uid` is no longer what is pending, or no longer this node's; or it is parked.
         """
         ...
 
@@ -274,6 +304,32 @@ class Directory(Protocol):
     async def quarantine(self, name: ObjectName, uid: str, reason: str) -> None:
         """Set aside (`reason`) or release (empty reason) a pending write; nothing if it is no longer pending, or a
         living other node's."""
+        ...
+
+    # -- plans of sets
+    async def get_plan(self, bucket: str, prefix: str) -> Plan | None:
+        """What was decided for the set of a prefix."""
+        ...
+
+    async def plans(self, bucket: str, under: str) -> list[Plan]:
+        """All plans of sets whose prefix starts with `under`, by prefix."""
+        ...
+
+    async def get_run(self, bucket: str, prefix: str) -> Run | None:
+        """What is known of a run."""
+        ...
+
+    async def decide(self, beginning: Beginning) -> Plan:
+        """The plan of a set: decided now if it has none, or if the one it has was dropped or is `instead_of`."""
+        ...
+
+    async def change_plan(self, before: Plan, after: Plan | None) -> bool:
+        """Replace a plan, or forget it, if it still is `before`; whether that was done."""
+        ...
+
+    async def drop_plan(self, before: Plan) -> Plan | None:
+        """Note that a set goes, if its plan still is `before`: the plan then. What was committed before its `dropped`
+        belongs to the set; whatever is written later begins another."""
         ...
 
     # -- steps under way
@@ -403,8 +459,9 @@ class Directory(Protocol):
         ...
 
     async def counts(self) -> dict[str, int]:
-        """Records by state, pending writes and their bytes, uploads in progress, bytes used: for metrics and status. In
-        a cluster clean records, markers, uploads and bytes are everybody's, what is owed to the origin this node's."""
+        """Records by state, pending writes that are owed and their bytes, parked ones and theirs, uploads in progress,
+        bytes used: for metrics and status. In a cluster clean records, markers, uploads and bytes are everybody's, what
+        is owed to the origin or parked this node's."""
         ...
 
 
@@ -439,7 +496,7 @@ class ClusterDirectory(Directory, Protocol):
         ...
 
     async def owed_by(self, node: str) -> list[Pending]:
-        """The pending writes that a node owns, in whatever epoch, by `place`."""
+        """The pending writes that a node owns, in whatever epoch, parked ones too, by `place`."""
         ...
 
     async def unpersisted(self, limit: int) -> list[tuple[Pending, frozenset[Holder]]]:

@@ -47,7 +47,7 @@ class Beside:
         return sorted(self._found.values(), key=lambda write: (write.place, write.name))
 
     def _keep(self, found: Iterable[Pending]) -> None:
-        self._found.update((write.name, write) for write in found)
+        self._found.update((write.name, write) for write in found if not write.parked)
 
     async def _fetch(self, names: Iterable[ObjectName]) -> None:
         keys = [self._keys.pending(name) for name in dict.fromkeys(names) if name not in self._found]
@@ -114,7 +114,7 @@ class _Set:
 
     def take(self, row: KeyValue) -> bool:
         write = value_of(Pending, row)
-        if not is_within(write.name.key, self.scope):
+        if write.parked or not is_within(write.name.key, self.scope):
             return False
         self.found.append(write)
         is_beside = write.role in FENCED and scope_of(write.name.key) == self.scope

@@ -24,8 +24,12 @@ class ByNode:
         """What a node owes in one epoch, by `place`."""
         return await self._owed(self._keys.owed_as(owner))
 
+    async def parked_as(self, owner: Holder) -> list[Pending]:
+        """What a node keeps parked in one epoch, by `place`."""
+        return await self._owed(self._keys.parked_as(owner))
+
     async def owed_by(self, node: str) -> list[Pending]:
-        """What a node owes, in whatever epoch, by `place`."""
+        """What a node owes or keeps parked, in whatever epoch, by `place`."""
         return await self._owed(self._keys.owed_by(node))
 
     async def _owed(self, wanted: Range) -> list[Pending]:
@@ -72,7 +76,7 @@ class ByNode:
 
     async def owed_here(self, me: Holder, dirty: Collection[str]) -> list[Pending]:
         """What the origin does not have and a node owes, or holds as one of `dirty`, by `place`."""
-        owed = await self.owed_as(me)
+        owed = await self._owed(self._keys.written_as(me))
         others = set(dirty) - {write.uid for write in owed}
         if not others:
             return owed

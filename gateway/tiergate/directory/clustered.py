@@ -5,9 +5,10 @@ somebody was faster. The place of a commit in the order is etcd's revision; comm
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
-from tiergate.directory import ownership, reinsertion, transitions, uploads
+from tiergate.directory import ownership, plans, reinsertion, transitions, uploads
 from tiergate.directory.base import Committed, Finished, Held, Intent, Seen
 from tiergate.directory.beside import Beside
 from tiergate.directory.bynode import ByNode
@@ -40,8 +41,10 @@ from tiergate.model import (
     Part,
     Pending,
     PinnedPrefix,
+    Plan,
     Record,
     Role,
+    Run,
     State,
     Step,
     Upload,
@@ -49,12 +52,16 @@ from tiergate.model import (
     new_uid,
 )
 from tiergate.policy.backoff import delay_s
+from tiergate.policy.persistence import Beginning
 
 TRIM_COUNT = 1000
 """Clean records dropped in one call at most."""
 
 TRIM_GROUP_COUNT = 10
 """Clean records dropped in one transaction."""
+
+PROMOTE_GROUP_COUNT = 15
+"""Parked writes promoted in one transaction."""
 
 DELETE_GROUP_COUNT = 60
 """Outdated rows deleted in one transaction."""
@@ -168,11 +175,15 @@ class ClusteredDirectory(OwedChanges):
 
         return await self._change(transition, *first)
 
-    def _replacing(self, name: ObjectName, holders: Sequence[Holder] = ()) -> list[Range]:
+    def _replacing(self, name: ObjectName, intent: Intent | None = None) -> list[Range]:
         """What a commit of a key reads."""
         keys = self._keys
-        nodes = [Range(keys.node(each.node)) for each in holders]
-        return [Range(keys.record(name)), Range(keys.pending(name)), keys.all_holders(name), *nodes]
+        found = [Range(keys.record(name)), Range(keys.pending(name)), keys.all_holders(name)]
+        if intent is not None:
+            found += [Range(keys.node(each.node)) for each in intent.holders]
+            prefixes = (intent.plan.prefix,) if intent.plan is not None else intent.points_to
+            found += [Range(keys.plan(name.bucket, prefix)) for prefix in prefixes]
+        return found
 
     # -- objects
     async def revision(self) -> int:
@@ -246,14 +257,14 @@ class ClusteredDirectory(OwedChanges):
             rows.hold(name, version.uid, intent.holders)
             return transitions.put(rows, name, version, intent)
 
-        return await self._committing(commit, *self._replacing(name, intent.holders))
+        return await self._committing(commit, *self._replacing(name, intent))
 
     async def put_through(self, name: ObjectName, version: Version, origin_etag: str, intent: Intent) -> Committed:
         def commit(rows: ClusterRows) -> Committed:
             rows.hold(name, version.uid, intent.holders)
             return transitions.put_through(rows, name, version, origin_etag, intent)
 
-        return await self._committing(commit, *self._replacing(name, intent.holders))
+        return await self._committing(commit, *self._replacing(name, intent))
 
     async def delete(self, name: ObjectName, intent: Intent) -> Committed | None:
         uid = f"delete-{new_uid(intent.now_s)}"
@@ -314,8 +325,41 @@ class ClusteredDirectory(OwedChanges):
         me = self._me
         if me is not None:
             return await self._by_node.owed_as(me)
+        return [write for write in await self._writes() if not write.parked]
+
+    async def parked(self) -> list[Pending]:
+        me = self._me
+        if me is not None:
+            return await self._by_node.parked_as(me)
+        return [write for write in await self._writes() if write.parked]
+
+    async def _writes(self) -> list[Pending]:
         found = await self._reader.values(Pending, self._keys.all("q"))
         return sorted(found, key=lambda write: (write.place, write.name))
+
+    async def promote(self, names: Sequence[ObjectName], now_s: float) -> int:
+        count = 0
+        for start in range(0, len(names), PROMOTE_GROUP_COUNT):
+            part = names[start : start + PROMOTE_GROUP_COUNT]
+            first = [key for name in part for key in (self._keys.pending(name), self._keys.record(name))]
+            count += await self._change(partial(transitions.promote, names=part, now_s=now_s), *first)
+        return count
+
+    async def get_plan(self, bucket: str, prefix: str) -> Plan | None:
+        return await self._reader.one(Plan, self._keys.plan(bucket, prefix))
+
+    async def plans(self, bucket: str, under: str) -> list[Plan]:
+        return await self._reader.values(Plan, self._keys.under("g", bucket, under, ""))
+
+    async def get_run(self, bucket: str, prefix: str) -> Run | None:
+        return await self._reader.one(Run, self._keys.run(bucket, prefix))
+
+    async def decide(self, beginning: Beginning) -> Plan:
+        keys = (self._keys.plan(beginning.bucket, beginning.prefix), self._keys.run(beginning.bucket, beginning.run))
+        return await self._change(lambda rows: plans.decide(rows, beginning), *keys)
+
+    async def _change_plan(self, plan: Plan, transition: Callable[[Rows], T]) -> T:
+        return await self._change(transition, self._keys.plan(plan.bucket, plan.prefix))
 
     async def beside(self, writes: Sequence[Pending], whole: Collection[str] = ()) -> list[Pending]:
         return await self._reader.consistent(lambda at: Beside(self._reader, self._keys, at).read(writes, whole))
@@ -327,15 +371,13 @@ class ClusteredDirectory(OwedChanges):
         me = self._me
         if me is not None:
             return await self._by_node.oldest_owed_s(me)
-        found = await self._reader.values(Pending, self._keys.all("q"))
-        return min((write.committed_s for write in found if write.is_owed), default=None)
+        return min((write.committed_s for write in await self.pending() if write.is_owed), default=None)
 
     async def owed_bytes(self) -> int:
         me = self._me
         if me is not None:
             return await self._by_node.owed_bytes(me)
-        found = await self._reader.values(Pending, self._keys.all("q"))
-        return sum(write.size_bytes for write in found if write.is_owed)
+        return sum(write.size_bytes for write in await self.pending() if write.is_owed)
 
     async def _change_pending(self, name: ObjectName, transition: Callable[[Rows], T]) -> T:
         return await self._change(transition, self._keys.pending(name))
@@ -434,7 +476,7 @@ class ClusteredDirectory(OwedChanges):
     ) -> Committed:
         def commit(rows: ClusterRows) -> Committed:
             name = uploads.known(rows, upload_id).name
-            rows.expect(self._replacing(name, intent.holders))
+            rows.expect(self._replacing(name, intent))
             rows.hold(name, version.uid, intent.holders)
             return uploads.finish(rows, upload_id, version, part_list, intent)
 
@@ -534,16 +576,18 @@ class ClusteredDirectory(OwedChanges):
         return {row.key[len(wanted.key) :].decode() async for row in self._reader.walk(wanted, at)}
 
     async def counts(self) -> dict[str, int]:
-        writes = await self.pending()
+        writes, parked = await self.pending(), await self.parked()
         outcome = await self._client.read(*(replace(self._keys.all(table), count_only=True) for table in "ckum"))
         clean, clean_markers, uploading, markers = (each.count for each in outcome.answers if isinstance(each, Found))
         puts_count = sum(write.kind is Kind.PUT for write in writes)
         return {
             str(State.CLEAN): clean + clean_markers,
-            str(State.DIRTY): puts_count,
+            str(State.DIRTY): puts_count + len(parked),
             str(State.TOMBSTONE): len(writes) - puts_count,
             "pending": len(writes),
             "pending_bytes": sum(write.size_bytes for write in writes),
+            "parked": len(parked),
+            "parked_bytes": sum(write.size_bytes for write in parked),
             "uploads": uploading,
             "markers": markers,
             "used_bytes": await self._client.used_bytes(),

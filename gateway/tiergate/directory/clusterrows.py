@@ -16,7 +16,21 @@ from tiergate.directory.keys import Keys
 from tiergate.errors import HolderLostError
 from tiergate.etcd.client import EtcdClient
 from tiergate.etcd.values import Delete, Field, Guard, KeyValue, Put, Range, Relation
-from tiergate.model import Holder, Kind, ObjectName, OriginUpload, Part, Pending, Record, Role, State, Step, Upload
+from tiergate.model import (
+    Holder,
+    Kind,
+    ObjectName,
+    OriginUpload,
+    Part,
+    Pending,
+    Plan,
+    Record,
+    Role,
+    Run,
+    State,
+    Step,
+    Upload,
+)
 
 OWN_REVISION = (1 << 63) - 1
 """Stands for the revision of the transaction that wrote it, which only the store tells: later than all known ones."""
@@ -90,6 +104,7 @@ _REVISIONS: dict[type, tuple[str, ...]] = {
     Pending: ("place", "revision"),
     Large: ("place",),
     Committed: ("revision",),
+    Plan: ("revision", "dropped"),
 }
 
 
@@ -331,7 +346,7 @@ class ClusterRows:
         if write is None:
             return {}
         found = {self._keys.owed(write): b"%d" % write.size_bytes}
-        if write.role is Role.LARGE and write.kind is Kind.PUT and not write.quarantined:
+        if write.role is Role.LARGE and write.kind is Kind.PUT and write.is_owed:
             found[self._keys.large(write.name)] = pack(Large(write.place))
         return found
 
@@ -354,6 +369,22 @@ class ClusterRows:
 
     def drop_orphan(self, name: ObjectName, upload: OriginUpload) -> None:
         self._delete(self._keys.orphan(name, upload))
+
+    # -- plans of sets
+    def plan(self, bucket: str, prefix: str) -> Plan | None:
+        return self._get(Plan, self._keys.plan(bucket, prefix))
+
+    def put_plan(self, plan: Plan) -> None:
+        self._put(self._keys.plan(plan.bucket, plan.prefix), plan)
+
+    def drop_plan(self, plan: Plan) -> None:
+        self._delete(self._keys.plan(plan.bucket, plan.prefix))
+
+    def run(self, bucket: str, prefix: str) -> Run | None:
+        return self._get(Run, self._keys.run(bucket, prefix))
+
+    def put_run(self, run: Run) -> None:
+        self._put(self._keys.run(run.bucket, run.prefix), run)
 
     # -- steps under way
     def steps_near(self, step: Step) -> list[Step]:

@@ -9,13 +9,14 @@ import asyncio
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 import lmdb
 
-from tiergate.directory import transitions, uploads
+from tiergate.directory import plans, transitions, uploads
 from tiergate.directory.base import Committed, Finished, Intent, Seen
 from tiergate.directory.codec import Named, Orphan, decode
 from tiergate.directory.owed import OwedChanges
@@ -31,17 +32,23 @@ from tiergate.model import (
     Part,
     Pending,
     PinnedPrefix,
+    Plan,
     Record,
     Role,
+    Run,
     State,
     Step,
     Upload,
     Version,
     new_uid,
 )
+from tiergate.policy.persistence import Beginning
 
 TRIM_COUNT = 1000
 """Clean records dropped in one transaction at most."""
+
+PROMOTE_COUNT = 1000
+"""Parked writes promoted in one transaction."""
 
 TRIMMED_SHARE = 0.75
 """From this share of its room on, the directory forgets clean records before their number tells it to."""
@@ -180,9 +187,40 @@ class EmbeddedDirectory(OwedChanges):
 
     # -- write-back
     async def pending(self) -> list[Pending]:
+        return [write for write in self._writes() if not write.parked]
+
+    async def parked(self) -> list[Pending]:
+        return [write for write in self._writes() if write.parked]
+
+    def _writes(self) -> list[Pending]:
         with self._reading() as rows:
             raw = rows.raw("pending")
         return sorted((decode(Pending, value) for value in raw), key=lambda write: write.place)
+
+    async def promote(self, names: Sequence[ObjectName], now_s: float) -> int:
+        count = 0
+        for start in range(0, len(names), PROMOTE_COUNT):
+            part = names[start : start + PROMOTE_COUNT]
+            count += await self._change(partial(transitions.promote, names=part, now_s=now_s))
+        return count
+
+    async def get_plan(self, bucket: str, prefix: str) -> Plan | None:
+        with self._reading() as rows:
+            return rows.plan(bucket, prefix)
+
+    async def plans(self, bucket: str, under: str) -> list[Plan]:
+        with self._reading() as rows:
+            raw = rows.raw("plans")
+        every = (decode(Plan, value) for value in raw)
+        found = [plan for plan in every if plan.bucket == bucket and plan.prefix.startswith(under)]
+        return sorted(found, key=lambda plan: plan.prefix.encode())
+
+    async def get_run(self, bucket: str, prefix: str) -> Run | None:
+        with self._reading() as rows:
+            return rows.run(bucket, prefix)
+
+    async def decide(self, beginning: Beginning) -> Plan:
+        return await self._add(lambda rows: plans.decide(rows, beginning))
 
     async def beside(self, writes: Sequence[Pending], whole: Collection[str] = ()) -> list[Pending]:
         return await self.pending()
@@ -200,6 +238,9 @@ class EmbeddedDirectory(OwedChanges):
             return rows.number("owed_bytes")
 
     async def _change_pending(self, name: ObjectName, transition: Callable[[Rows], T]) -> T:
+        return await self._change(transition)
+
+    async def _change_plan(self, plan: Plan, transition: Callable[[Rows], T]) -> T:
         return await self._change(transition)
 
     async def orphan_uploads(self) -> list[tuple[ObjectName, OriginUpload]]:
@@ -343,7 +384,9 @@ class EmbeddedDirectory(OwedChanges):
     async def counts(self) -> dict[str, int]:
         with self._reading() as rows:
             found = {str(state): rows.number(f"count.{state}") for state in State}
-            found["pending"] = rows.count("pending")
+            found["parked"] = rows.number("parked")
+            found["parked_bytes"] = rows.number("parked_bytes")
+            found["pending"] = rows.count("pending") - found["parked"]
             found["pending_bytes"] = rows.number("pending_bytes")
             found["uploads"] = rows.count("uploads")
             found["markers"] = rows.count("markers")

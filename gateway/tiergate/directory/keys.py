@@ -4,7 +4,7 @@
 · `c` clean records by age, `k` clean markers (both: uid) · `u` uploads in progress, `p` their parts · `f` finished
 uploads · `x` orphan uploads · `s` steps under way · `b` buckets · `n` nodes, on their lease · `h` who holds which
 version, `i` the same by node · `w` pending writes by owner, `l` large ones by name · `t` steps that take something from
-a set, `v` markers' steps by scope · `r` receipts of writers · `y` pinned prefixes.
+a set, `v` markers' steps by scope · `r` receipts of writers · `g` plans of sets, `j` their runs · `y` pinned prefixes.
 
 Names are UTF-8. A bucket's name holds no slash and neither it nor a key a NUL, so no two names meet and rows sort as S3
 lists them. Nothing but `n` hangs on a lease: an expiry would delete what is owed.
@@ -21,6 +21,8 @@ from tiergate.model import Holder, ObjectName, OriginUpload, Pending, Step
 LAYOUT = b"1"
 
 _EPOCH_LENGTH = _AGE_LENGTH = 16
+
+_DUE, _ASIDE, _PARKED = "0", "1", "2"
 
 
 class Keys:
@@ -163,33 +165,45 @@ class Keys:
         return _name(text), uid
 
     def owed(self, write: Pending) -> bytes:
-        """Where a pending write stands among those of its owner: the oldest first, what is set aside last."""
+        """Where a pending write stands among those of its owner: the oldest first, then what is set aside, then what is
+        parked."""
         # A float that is not negative sorts as its bytes do.
         age = struct.pack(">d", max(0.0, write.committed_s)).hex()
-        start = self.owed_as(write.owner).key
-        return start + f"{'0' if write.is_owed else '1'}{age}/".encode() + _text(write.name)
+        start = self.written_as(write.owner).key
+        group = _PARKED if write.parked else _ASIDE if write.quarantined else _DUE
+        return start + f"{group}{age}/".encode() + _text(write.name)
 
     def owed_by(self, node: str) -> Range:
-        """What a node owes, in whatever epoch; the empty name for nobody."""
+        """What a node owes, or keeps parked, in whatever epoch; the empty name for nobody."""
         start = self.table("w") + f"{node}\0".encode()
         return Range(start, prefix_end(start))
 
-    def owed_as(self, owner: Holder | None) -> Range:
-        """What a node owes in one epoch."""
+    def written_as(self, owner: Holder | None) -> Range:
+        """What a node owes, or keeps parked, in one epoch."""
         node, epoch = (owner.node, owner.epoch) if owner else ("", 0)
         start = self.owed_by(node).key + f"{epoch:0{_EPOCH_LENGTH}x}".encode()
         return Range(start, prefix_end(start))
+
+    def owed_as(self, owner: Holder) -> Range:
+        """What a node owes in one epoch."""
+        every = self.written_as(owner)
+        return Range(every.key, every.key + _PARKED.encode())
+
+    def parked_as(self, owner: Holder) -> Range:
+        """What a node keeps parked in one epoch."""
+        every = self.written_as(owner)
+        return Range(every.key + _PARKED.encode(), every.end)
 
     def owner(self, key: bytes) -> str:
         """The node of a key of `owed`."""
         return key[len(self.table("w")) :].partition(b"\0")[0].decode()
 
     def owed_parts(self, key: bytes) -> tuple[ObjectName, float | None]:
-        """The name of a key of `owed`, and when that was committed if it is not set aside."""
+        """The name of a key of `owed`, and when that was committed if it is due."""
         rest = key[len(self.table("w")) :].partition(b"\0")[2][_EPOCH_LENGTH:].decode()
         age, name = rest[1 : 1 + _AGE_LENGTH], _name(rest[2 + _AGE_LENGTH :])
         committed_s: float = struct.unpack(">d", bytes.fromhex(age))[0]
-        return name, None if rest[0] == "1" else committed_s
+        return name, committed_s if rest[0] == _DUE else None
 
     def large(self, name: ObjectName) -> bytes:
         """Where a large write that others may wait for stands."""
@@ -198,6 +212,13 @@ class Keys:
     def large_name(self, key: bytes) -> ObjectName:
         """The object that stands at a key of `large`."""
         return _name(key[len(self.table("l")) :].decode())
+
+    # -- plans
+    def plan(self, bucket: str, prefix: str) -> bytes:
+        return self._named("g", ObjectName(bucket, prefix))
+
+    def run(self, bucket: str, prefix: str) -> bytes:
+        return self._named("j", ObjectName(bucket, prefix))
 
     # -- steps
     def step(self, step: Step) -> bytes:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from tiergate.directory import transitions
+from tiergate.directory import plans, transitions
 from tiergate.directory.view import Rows
-from tiergate.model import NO_BASE, ObjectName, OriginUpload, Pending
+from tiergate.model import NO_BASE, ObjectName, OriginUpload, Pending, Plan
 
 T = TypeVar("T")
 
@@ -18,6 +18,10 @@ class OwedChanges(ABC):
     @abstractmethod
     async def _change_pending(self, name: ObjectName, transition: Callable[[Rows], T]) -> T:
         """Run a transition that begins with the pending write of a key."""
+
+    @abstractmethod
+    async def _change_plan(self, plan: Plan, transition: Callable[[Rows], T]) -> T:
+        """Run a transition that begins with a plan."""
 
     async def begin(self, name: ObjectName, uid: str, base: str) -> Pending:
         return await self._owned(name, uid, lambda write: replace(write, begun=True, base=base))
@@ -36,6 +40,15 @@ class OwedChanges(ABC):
 
     async def drop_leftovers(self, name: ObjectName, dropped: Sequence[OriginUpload]) -> None:
         await self._change_pending(name, lambda rows: transitions.drop_leftovers(rows, name, dropped))
+
+    async def park(self, name: ObjectName, uid: str, plan: Plan) -> bool:
+        return await self._change_pending(name, lambda rows: transitions.park(rows, name, uid, plan))
+
+    async def change_plan(self, before: Plan, after: Plan | None) -> bool:
+        return await self._change_plan(before, lambda rows: plans.change(rows, before, after))
+
+    async def drop_plan(self, before: Plan) -> Plan | None:
+        return await self._change_plan(before, lambda rows: plans.drop(rows, before))
 
     async def _owned(self, name: ObjectName, uid: str, change: Callable[[Pending], Pending]) -> Pending:
         return await self._change_pending(name, lambda rows: transitions.change_owned(rows, name, uid, change))

@@ -21,8 +21,10 @@ from tiergate.model import (
     Part,
     Pending,
     PinnedPrefix,
+    Plan,
     Record,
     Role,
+    Run,
     State,
     Step,
     Upload,
@@ -51,14 +53,16 @@ TABLE_NAMES = (
     "steps",
     "buckets",
     "pins",
+    "plans",
+    "runs",
 )
 
 
 class Tables:
     """The named databases of one environment.
 
-    `records`, `pending`: by object · `places`: place → object · `ages`: commit time, place of what is pending and not
-    quarantined · `markers`: scope, name → object · `clean`: revision, last change → object and uid ·
+    `records`, `pending`: by object · `places`: place → object of what is owed · `ages`: commit time, place of that,
+    if it is not quarantined · `markers`: scope, name → object · `clean`: revision, last change → object and uid ·
     `parts`: upload id, number.
     """
 
@@ -221,11 +225,18 @@ class LmdbRows:
         self.drop_pending(write.name)
         key = object_key(write.name.bucket, write.name.key)
         self._put("pending", key, encode(write))
+        self._count(write, 1)
+        if write.parked:
+            return
         self._put("places", _NUMBER.pack(write.place), key)
         if write.is_owed:
             self._put("ages", _AGE.pack(write.committed_s, write.place), b"")
             self._add("owed_bytes", write.size_bytes)
-        self._add("pending_bytes", write.size_bytes)
+
+    def _count(self, write: Pending, sign: int) -> None:
+        if write.parked:
+            self._add("parked", sign)
+        self._add("parked_bytes" if write.parked else "pending_bytes", sign * write.size_bytes)
 
     def disturb(self, write: Pending) -> None:
         self.put_pending(write)
@@ -234,17 +245,18 @@ class LmdbRows:
         old = self.pending(name)
         if old is None:
             return
-        key = object_key(name.bucket, name.key)
-        self._delete("pending", key)
+        self._delete("pending", object_key(name.bucket, name.key))
+        self._count(old, -1)
+        if old.parked:
+            return
         self._delete("places", _NUMBER.pack(old.place))
         if old.is_owed:
             self._delete("ages", _AGE.pack(old.committed_s, old.place))
             # What an earlier version of the product left here was not counted.
             self._add("owed_bytes", -min(old.size_bytes, self.number("owed_bytes")))
-        self._add("pending_bytes", -old.size_bytes)
 
     def oldest_pending_s(self) -> float | None:
-        """The earliest commit time of what is pending and not quarantined."""
+        """The earliest commit time of what is pending, not parked and not quarantined."""
         for key, _ in self.scan("ages", b""):
             committed_s: float = _AGE.unpack(key)[0]
             return committed_s
@@ -256,6 +268,24 @@ class LmdbRows:
 
     def drop_orphan(self, name: ObjectName, upload: OriginUpload) -> None:
         self._delete("orphans", _orphan_key(name, upload))
+
+    # -- plans of sets
+    def plan(self, bucket: str, prefix: str) -> Plan | None:
+        value = self._get("plans", object_key(bucket, prefix))
+        return decode(Plan, value) if value else None
+
+    def put_plan(self, plan: Plan) -> None:
+        self._put("plans", object_key(plan.bucket, plan.prefix), encode(plan))
+
+    def drop_plan(self, plan: Plan) -> None:
+        self._delete("plans", object_key(plan.bucket, plan.prefix))
+
+    def run(self, bucket: str, prefix: str) -> Run | None:
+        value = self._get("runs", object_key(bucket, prefix))
+        return decode(Run, value) if value else None
+
+    def put_run(self, run: Run) -> None:
+        self._put("runs", object_key(run.bucket, run.prefix), encode(run))
 
     # -- steps under way
     def steps_near(self, step: Step) -> list[Step]:

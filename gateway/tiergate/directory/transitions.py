@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from tiergate.checkpoints.markers import ancestor_scopes, collide, scope_of
+from tiergate.directory import plans
 from tiergate.directory.base import Committed, Intent
 from tiergate.directory.view import Rows
-from tiergate.errors import ConflictError, FencedError
+from tiergate.errors import ConflictError, FencedError, NotParkableError
 from tiergate.model import (
     NO_BASE,
     UNKNOWN_BASE,
@@ -18,6 +19,7 @@ from tiergate.model import (
     ObjectName,
     OriginUpload,
     Pending,
+    Plan,
     Record,
     Role,
     State,
@@ -41,6 +43,8 @@ def check_guard(rows: Rows, name: ObjectName, intent: Intent) -> Record | None:
 def put(rows: Rows, name: ObjectName, version: Version, intent: Intent) -> Committed:
     """Commit a version as dirty and owed to the origin."""
     old, before = check_guard(rows, name, intent), rows.pending(name)
+    base = base_of(old, before, intent)
+    parked = is_parked(name, before, base, intent, plans.asks_to_park(rows, name, old, intent))
     leave_behind(rows, name, before)
     revision = rows.next_revision()
     rows.put_record(Record(name, State.DIRTY, revision, revision, version, role=intent.role))
@@ -55,15 +59,17 @@ def put(rows: Rows, name: ObjectName, version: Version, intent: Intent) -> Commi
             start_revision=intent.start_revision,
             committed_s=intent.now_s,
             size_bytes=version.size_bytes,
-            base=base_of(old, before, intent),
+            base=base,
             conditional=is_conditional(before, intent),
             leftovers=leftovers_of(before),
             withdrawn=before.withdrawn if before else False,
             owner=rows.me,
+            parked=parked,
+            points_to=intent.points_to,
         )
     )
-    disturb(rows, name, old, intent)
-    return Committed(revision, old.version if old else None)
+    disturb(rows, name, old, intent, in_memory=parked)
+    return Committed(revision, old.version if old else None, parked=parked)
 
 
 def put_through(rows: Rows, name: ObjectName, version: Version, origin_etag: str, intent: Intent) -> Committed:
@@ -88,7 +94,8 @@ def delete(rows: Rows, name: ObjectName, uid: str, intent: Intent) -> Committed 
         return None
     leave_behind(rows, name, before)
     revision = rows.next_revision()
-    if base == NO_BASE and before is not None and not before.begun:
+    goes = base == NO_BASE and before is not None and not before.begun
+    if goes:
         orphan_uploads(rows, name)
         rows.drop_pending(name)
         rows.drop_record(name)
@@ -111,7 +118,8 @@ def delete(rows: Rows, name: ObjectName, uid: str, intent: Intent) -> Committed 
                 owner=rows.me,
             )
         )
-    disturb(rows, name, old, intent, deleting=True)
+    in_memory = goes and before is not None and before.parked
+    disturb(rows, name, old, intent, deleting=True, in_memory=in_memory)
     return Committed(revision, old.version if old else None)
 
 
@@ -136,6 +144,20 @@ def base_of(old: Record | None, before: Pending | None, intent: Intent) -> str:
     return intent.base
 
 
+def is_parked(name: ObjectName, before: Pending | None, base: str, intent: Intent, asked: bool) -> bool:
+    """Whether a new write stays in memory. Its deletion must need nothing of the origin; only a pointer may stand there
+    as it was before, since nobody but it says what it names.
+
+    Raises:
+        NotParkableError: it should, and cannot.
+    """
+    if not asked or intent.role is Role.POINTER:
+        return asked
+    if base != NO_BASE or (before is not None and not before.parked):
+        raise NotParkableError("the origin has, or is owed, something of the key", bucket=name.bucket, key=name.key)
+    return True
+
+
 def is_conditional(before: Pending | None, intent: Intent) -> bool:
     """Whether the origin must hold just the base of a write. One that was decided on a pending write of ours asks of
     the origin what that one did, and nothing any more once that one began: it may land, or not, at any time."""
@@ -155,9 +177,17 @@ def orphan_uploads(rows: Rows, name: ObjectName) -> None:
         rows.orphan(name, upload)
 
 
-def disturb(rows: Rows, name: ObjectName, old: Record | None, intent: Intent, *, deleting: bool = False) -> None:
+def disturb(
+    rows: Rows,
+    name: ObjectName,
+    old: Record | None,
+    intent: Intent,
+    *,
+    deleting: bool = False,
+    in_memory: bool = False,
+) -> None:
     """A member of a set was replaced or deleted: markers of the set that were committed after it, and are not in the
-    origin yet, no longer tell the truth for a while."""
+    origin yet, no longer tell the truth for a while. `in_memory`: nothing of it concerns the origin."""
     if old is None or old.version is None or intent.role is Role.POINTER:
         return
     for scope in ancestor_scopes(name.key):
@@ -168,6 +198,8 @@ def disturb(rows: Rows, name: ObjectName, old: Record | None, intent: Intent, *,
             write = rows.pending(marker)
             if write is None or write.kind is not Kind.PUT or write.revision <= old.revision:
                 continue
+            if in_memory and not write.parked:
+                continue
             if write.disturbed_s < intent.now_s:
                 rows.disturb(replace(write, disturbed_s=intent.now_s))
         if markers and deleting:
@@ -176,13 +208,13 @@ def disturb(rows: Rows, name: ObjectName, old: Record | None, intent: Intent, *,
 
 
 def owned(rows: Rows, name: ObjectName, uid: str) -> Pending:
-    """The pending write, if it still is `uid` and ours.
+    """The pending write, if it still is `uid`, owed and ours.
 
     Raises:
-        FencedError: it was superseded or finished, or another node owns it now.
+        FencedError: it was superseded, finished or parked, or another node owns it now.
     """
     write = rows.pending(name)
-    if write is None or write.uid != uid:
+    if write is None or write.uid != uid or write.parked:
         raise FencedError("superseded", bucket=name.bucket, key=name.key)
     return ours(rows, write)
 
@@ -332,6 +364,39 @@ def change_if_pending(rows: Rows, name: ObjectName, uid: str, changed: Callable[
     write = rows.pending(name)
     if write is not None and write.uid == uid:
         rows.put_pending(changed(write))
+
+
+def promote(rows: Rows, names: Iterable[ObjectName], now_s: float) -> int:
+    """What is parked is owed from now on; how many writes were."""
+    count = 0
+    for name in names:
+        write = rows.pending(name)
+        if write is None or not write.parked:
+            continue
+        count += 1
+        promoted = replace(write, parked=False, committed_s=now_s, place=write.revision)
+        record = rows.record(name) if write.role is Role.POINTER else None
+        if record is not None:
+            # What it names may have been committed after it.
+            revision = rows.next_revision()
+            rows.put_record(replace(record, revision=revision, modified=revision))
+            promoted = replace(promoted, place=revision, revision=revision)
+        rows.put_pending(promoted)
+    return count
+
+
+def park(rows: Rows, name: ObjectName, uid: str, plan: Plan) -> bool:
+    """Keep a pending put in memory, unless the origin may have heard of it."""
+    write = rows.pending(name)
+    if write is None or write.uid != uid or write.kind is not Kind.PUT or rows.plan(plan.bucket, plan.prefix) != plan:
+        return False
+    if write.parked:
+        return True
+    is_known = write.begun or write.withdrawn or write.base not in (NO_BASE, UNKNOWN_BASE)
+    if is_known or write.quarantined or leftovers_of(write):
+        return False
+    rows.put_pending(replace(write, parked=True, base=NO_BASE))
+    return True
 
 
 def drop_leftovers(rows: Rows, name: ObjectName, dropped: Sequence[OriginUpload]) -> None:

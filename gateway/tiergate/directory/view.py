@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from tiergate.directory.base import Finished
-from tiergate.model import Holder, ObjectName, OriginUpload, Part, Pending, Record, Step, Upload
+from tiergate.model import Holder, ObjectName, OriginUpload, Part, Pending, Plan, Record, Run, Step, Upload
 
 
 class Rows(Protocol):
@@ -74,6 +74,27 @@ class Rows(Protocol):
 
     def drop_orphan(self, name: ObjectName, upload: OriginUpload) -> None:
         """Forget such an upload."""
+        ...
+
+    # -- plans of sets
+    def plan(self, bucket: str, prefix: str) -> Plan | None:
+        """The plan of a set."""
+        ...
+
+    def put_plan(self, plan: Plan) -> None:
+        """Write a plan."""
+        ...
+
+    def drop_plan(self, plan: Plan) -> None:
+        """Delete a plan."""
+        ...
+
+    def run(self, bucket: str, prefix: str) -> Run | None:
+        """A run."""
+        ...
+
+    def put_run(self, run: Run) -> None:
+        """Write a run."""
         ...
 
     # -- steps under way

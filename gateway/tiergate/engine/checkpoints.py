@@ -143,9 +143,10 @@ class Checkpoints:
             listed = scope_of(shared_start(listed, *wider))
         keys = Keys(found.things)
         wanted = [name for name in names if any(key.startswith(prefix) for key in keys.of(name))]
+        pins = [pin.prefix for pin in await self._rooms.directory.pinned_prefixes() if pin.bucket == bucket]
         sets: list[FoundSet] = []
         for start in range(0, len(wanted), AT_ONCE_COUNT):
-            some = (self._judge(name, names, keys, found) for name in wanted[start : start + AT_ONCE_COUNT])
+            some = (self._judge(name, names, keys, found, pins) for name in wanted[start : start + AT_ONCE_COUNT])
             for result in await asyncio.gather(*some, return_exceptions=True):
                 if isinstance(result, BaseException):
                     raise result
@@ -154,7 +155,9 @@ class Checkpoints:
         unseen = frozenset[Tier]() if knows_all else frozenset({Tier.S3})
         return Place(bucket, prefix, tuple(sets), unseen, found.origin_fault)
 
-    async def _judge(self, name: SetName, names: Sequence[SetName], keys: "Keys", found: Whereabouts) -> FoundSet:
+    async def _judge(
+        self, name: SetName, names: Sequence[SetName], keys: "Keys", found: Whereabouts, pins: Sequence[str]
+    ) -> FoundSet:
         own = keys.of(name)
         # What a pointer speaks for is told by what lies beside it, too.
         beside = [] if name.marker else keys.under(recognition.around(name))
@@ -179,7 +182,8 @@ class Checkpoints:
         if marker is not None and is_own(manifest.name) and marker.in_s3 and is_rewritten(marker.key, members, found):
             things[marker.key] = replace(marker, is_disturbed=True)
         doubts = Doubts(damage, unread, is_s3_unseen=bool(found.origin_fault))
-        status = status_of(manifest, things, doubts=doubts)
+        is_pinned = any(name.prefix.startswith(pin) for pin in pins)
+        status = status_of(manifest, things, doubts=doubts, is_pinned=is_pinned)
         return FoundSet(status, tuple(found.writes[key] for key in members if key in found.writes))
 
     async def _manifest(self, name: SetName, things: Mapping[str, Thing], found: Whereabouts) -> Manifest:

@@ -18,6 +18,7 @@ from tiergate.engine.ground import WriteConditions
 from tiergate.engine.holding import Holding
 from tiergate.engine.identity import Description
 from tiergate.engine.intake import Intake
+from tiergate.engine.persisting import wish_of
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.writes import Writes
 from tiergate.errors import MemoryFullError, RequestError
@@ -81,14 +82,16 @@ class Copies:
         check_copy_source(copy_source_conditions(call.params), current.etags, current.version.modified_s)
         await self._intake.admit()
         version = await self._described(call, source, current)
+        wish = wish_of(call.headers, version.metadata if version is not None else {})
         if version is None or not self._can_share(call.name, current, version):
             return await self._forwarding.write(call, [call.name], [source])
         async with self._holding(call.name, version) as holding:
-            is_shared = await self._share(call.name, current, version, holding)
+            is_shared, parked = await self._share(call.name, current, version, holding), False
             if is_shared:
                 conditions = WriteConditions.of(call.params)
                 ground = await self._writes.ground(call.name, conditions)
-                await self._writes.commit(call.name, version, conditions, ground, holding)
+                committed = await self._writes.commit(call.name, version, conditions, ground, holding, wish)
+                parked = committed.parked
         if not is_shared:
             return await self._forwarding.write(call, [call.name], [source])
         result: dict[str, Any] = {"ETag": version.etag, "LastModified": version.modified_s}
@@ -97,7 +100,7 @@ class Copies:
         if version.checksums:
             result["ChecksumType"] = version.checksum_type
         headers, body = render(call.operation, {"CopyObjectResult": result})
-        headers[ACK_HEADER] = memory_ack(holding.copies.count)
+        headers[ACK_HEADER] = memory_ack(holding.copies.count, parked=parked)
         return Answer(200, headers, body)
 
     async def _described(self, call: Call, source: ObjectName, current: Current) -> Version | None:

@@ -194,7 +194,7 @@ class Intake:
     def _group_of(self, name: ObjectName) -> int | None:
         """With which set the key's bytes are evicted, until background work has judged it."""
         run = self._rooms.settings.prefix_for(name.bucket, name.key)
-        prefix = set_prefix_of(name.key, run.prefix) if run.keep_count else ""
+        prefix = set_prefix_of(name.key, run.prefix) if run.is_run else ""
         return group_of(name.bucket, prefix) if prefix else None
 
     def wants_md5(self, name: ObjectName, size_bytes: int | None) -> bool:

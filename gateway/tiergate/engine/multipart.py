@@ -33,6 +33,7 @@ from tiergate.engine.parts import (
     part_number,
     wanted_parts,
 )
+from tiergate.engine.persisting import Persisting, wish_of
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.spill import Spill
 from tiergate.engine.writes import Writes, put_members
@@ -79,6 +80,7 @@ class Multipart:
         writes: Writes,
         spill: Spill,
         afterwards: Afterwards,
+        persisting: Persisting,
     ) -> None:
         self._rooms = rooms
         self._buckets = buckets
@@ -87,6 +89,7 @@ class Multipart:
         self._writes = writes
         self._spill = spill
         self._afterwards = afterwards
+        self._persisting = persisting
 
     async def upload_of(self, call: Call) -> Upload | None:
         """The gateway's upload that the request names; None for one that the gateway did not begin."""
@@ -108,6 +111,7 @@ class Multipart:
                 f"The {kind} checksum type cannot be used with the {algorithm} checksum algorithm.",
             )
         described = Description.of(call.headers, call.params)
+        await self._persisting.begun(call.name, wish_of(call.headers, described.metadata))
         now_s = self._rooms.clock.wall_s()
         uid = UPLOAD_MARK + new_uid(now_s)
         version = Version(
@@ -214,7 +218,7 @@ class Multipart:
             if upload is None:
                 finished = await self._rooms.directory.finished_upload(upload_id)
                 if finished is not None and finished.name == call.name:
-                    return self._finished_answer(call, finished, listed)
+                    return await self._finished_answer(call, finished, listed)
                 return await self.foreign(call)
             await self._intake.admit()
             with suppress(PartsChangedError):
@@ -255,20 +259,26 @@ class Multipart:
         async def attempt(intent: Intent) -> Committed:
             return await self._rooms.directory.finish_upload(upload_id, version, pairs, intent)
 
+        wish = wish_of(call.headers, version.metadata)
+        policy = partial(self._persisting.kept, call.name, role, version, wish)
+
         async def here() -> Answer:
             async with self._gathering(upload, parts) as holding:
                 at = {part.body.uid: part.at for part in parts}
                 await holding.spread([part.body for part in parts], copies_count, at)
-                committed = await self._writes.guarded(call.name, role, conditions, ground, attempt, holding)
+                committed = await self._writes.guarded(call.name, role, conditions, ground, attempt, holding, policy)
             self._writes.committed(call.name, version, committed)
             self._rooms.drop_parts(call.name, upload_id, unused)
             self._release(upload, parts, holding.copies)
-            return self._complete_answer(call, version.etag, put_members(version), memory_ack(holding.copies.count))
+            ack = memory_ack(holding.copies.count, parked=committed.parked)
+            return self._complete_answer(call, version.etag, put_members(version), ack)
 
         if self._rooms.is_alone:
             return await here()
         # Parts may have to come from other nodes first.
-        return await patient(here(), memory_ack(copies_count), call.target.resource, call.request_id)
+        plan = (await policy(None)).plan
+        ack = memory_ack(copies_count, parked=plan is not None and plan.parks(role))
+        return await patient(here(), ack, call.target.resource, call.request_id)
 
     def _release(self, upload: Upload, parts: Sequence[Part], copies: Copies) -> None:
         """Tell those that hold parts, and are no holders of the whole."""
@@ -293,11 +303,12 @@ class Multipart:
 
         return Holding(self._rooms, self._afterwards, upload.name, upload.upload_id, known, undo)
 
-    def _finished_answer(self, call: Call, finished: Finished, listed: Sequence[dict[str, Any]]) -> Answer:
+    async def _finished_answer(self, call: Call, finished: Finished, listed: Sequence[dict[str, Any]]) -> Answer:
         again = [(item["PartNumber"], unquote(item["ETag"])) for item in listed]
         if again != list(finished.parts):
             raise no_such_upload(call.params["UploadId"])
-        ack = ACK_ORIGIN if finished.through else memory_ack(self._rooms.copies_count(call.name))
+        parked = await self._persisting.is_parked(call.name, finished.version_uid)
+        ack = ACK_ORIGIN if finished.through else memory_ack(self._rooms.copies_count(call.name), parked=parked)
         return self._complete_answer(call, finished.etag, {}, ack)
 
     def _complete_answer(self, call: Call, etag: str, members: dict[str, Any], ack: str) -> Answer:

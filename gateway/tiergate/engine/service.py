@@ -15,6 +15,7 @@ from tiergate.engine.multipart import Multipart
 from tiergate.engine.outage import Outage
 from tiergate.engine.owned import OWNED_MEMBERS, is_owned
 from tiergate.engine.partcopies import PartCopies
+from tiergate.engine.persisting import Persisting
 from tiergate.engine.reads import Openings, Reads
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.spill import Spill
@@ -27,6 +28,7 @@ from tiergate.errors import (
     RequestError,
 )
 from tiergate.s3.operations import render
+from tiergate.writeback.promotion import Promotion
 
 FORWARD = "Forward"
 """Stands for a request that is the origin's: unknown, or with parts that its operation does not know."""
@@ -51,13 +53,15 @@ class Service:
         resolver = Resolver(rooms, self._outage)
         self._afterwards = afterwards = Afterwards(rooms.clock)
         intake = Intake(rooms, afterwards, self._outage)
-        turn = Turn(rooms, afterwards)
+        promotion = Promotion(rooms.directory, rooms.settings.prefix_for, rooms.clock, rooms.metrics, rooms.wake)
+        persisting = Persisting(rooms, self._outage, promotion)
+        turn = Turn(rooms, afterwards, promotion)
         through = Through(rooms, self._outage, turn)
         self._forwarding = Forwarding(rooms, self._outage, resolver, turn)
-        writes = Writes(rooms, self._buckets, resolver, intake, through, self._forwarding)
+        writes = Writes(rooms, self._buckets, resolver, intake, through, self._forwarding, persisting)
         spill = Spill(rooms, through, afterwards)
         self._multipart = multipart = Multipart(
-            rooms, self._buckets, intake, self._forwarding, writes, spill, afterwards
+            rooms, self._buckets, intake, self._forwarding, writes, spill, afterwards, persisting
         )
         openings = Openings(rooms, resolver, self._fills, self._outage)
         reads = Reads(rooms, self._buckets, resolver, self._forwarding, openings)

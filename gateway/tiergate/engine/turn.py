@@ -16,6 +16,7 @@ from tiergate.model import NO_BASE, UNKNOWN_BASE, Actor, Kind, ObjectName, Pendi
 from tiergate.observe.logs import get_logger
 from tiergate.writeback.fence import PendingView, blockers
 from tiergate.writeback.holds import sets_around
+from tiergate.writeback.promotion import Promotion
 from tiergate.writeback.recovery import doubt
 from tiergate.writeback.renewal import held_by, may_be_held
 
@@ -32,16 +33,19 @@ class Turn:
     """Lets a request wait for write-back. The directory is shared by all processes of the node, so it is looked at
     again and again, ever less often, until the bound."""
 
-    def __init__(self, rooms: Rooms, afterwards: Afterwards) -> None:
+    def __init__(self, rooms: Rooms, afterwards: Afterwards, promotion: Promotion) -> None:
         self._rooms = rooms
         self._afterwards = afterwards
+        self._promotion = promotion
 
     async def settle(self, names: Sequence[ObjectName]) -> None:
-        """Wait until nothing is pending of any of `names`.
+        """Wait until nothing is pending of any of `names`; what stays in memory by policy no longer does.
 
         Raises:
             OverloadedError: not in time, or one of them is quarantined.
         """
+        for name in names:
+            await self._promotion.owe(name)
         for name in names:
             await self.wait(name, partial(self._is_settled, name))
 
@@ -87,7 +91,7 @@ class Turn:
             await self.end(step)
 
     async def settle_prefix(self, bucket: str, prefix: str) -> None:
-        """Wait until nothing is pending under a prefix.
+        """Wait until nothing is pending under a prefix; as `settle`.
 
         Raises:
             OverloadedError: not in time.
@@ -99,6 +103,7 @@ class Turn:
                 await self._end_holds(write)
             return not pending
 
+        await self._promotion.under(bucket, prefix)
         await self.wait(ObjectName(bucket, prefix), settled)
 
     @asynccontextmanager
@@ -124,6 +129,7 @@ class Turn:
             committed_s=now_s,
             size_bytes=0,
         )
+        await self._promotion.clear(name, role)
         await self._end_quiet(name)
         try:
             await self.wait(name, partial(self._begins, step, subject))

@@ -139,6 +139,7 @@ class Lookout:
             float(version.modified_s),
             copies_count=self._rooms.holds_whole(version) + (0 if is_clean else len(others)),
             in_s3=is_clean,
+            is_parked=write is not None and write.parked,
             quarantined=write.quarantined if write else "",
             is_disturbed=write is not None and write.disturbed_s > 0.0,
         )

@@ -16,6 +16,7 @@ from tiergate.engine.ground import Ground, WriteConditions
 from tiergate.engine.holding import Holding
 from tiergate.engine.identity import KEPT_HEADERS, Description, put_etag, put_version
 from tiergate.engine.intake import Intake
+from tiergate.engine.persisting import NOT_KEPT, Kept, Persisting, wish_of
 from tiergate.engine.rooms import Rooms, log_name
 from tiergate.engine.through import Through
 from tiergate.errors import (
@@ -24,13 +25,16 @@ from tiergate.errors import (
     FencedError,
     MembershipOverError,
     MemoryFullError,
+    NotParkableError,
     OverloadedError,
     PartsChangedError,
+    PlanOverError,
     RequestError,
     TiergateError,
     TooFewCopiesError,
 )
-from tiergate.model import NO_BASE, UNKNOWN_BASE, Bucket, Holder, ObjectName, Role, Version, new_uid
+from tiergate.model import NO_BASE, UNKNOWN_BASE, Bucket, Holder, ObjectName, Plan, Role, Version, new_uid
+from tiergate.policy.persistence import Wish
 from tiergate.s3.conditions import check_write
 from tiergate.s3.errors import error_code, error_message
 from tiergate.s3.operations import render
@@ -51,6 +55,7 @@ class Writes:
         intake: Intake,
         through: Through,
         forwarding: Forwarding,
+        persisting: Persisting,
     ) -> None:
         self._rooms = rooms
         self._buckets = buckets
@@ -58,11 +63,13 @@ class Writes:
         self._intake = intake
         self._through = through
         self._forwarding = forwarding
+        self._persisting = persisting
 
     async def put(self, call: Call) -> Answer:
         """PutObject. Where memory has no room, too few nodes are left for the copies, or the bucket is versioned, the
         write goes through to the origin."""
         conditions = WriteConditions.of(call.params)
+        wish = wish_of(call.headers, call.params.get("Metadata") or {})
         try:
             bucket, described, ground = await self._admitted(call, conditions)
         except DirectoryUnavailableError:
@@ -91,10 +98,10 @@ class Writes:
                 described,
                 taken.checksums,
             )
-            await self.commit(call.name, version, conditions, ground, arrival)
+            committed = await self.commit(call.name, version, conditions, ground, arrival, wish)
         headers, _ = render("PutObject", put_members(version))
         headers.update({name: version.headers[name] for name in KEPT_HEADERS[2:] if name in version.headers})
-        headers[ACK_HEADER] = memory_ack(arrival.copies.count)
+        headers[ACK_HEADER] = memory_ack(arrival.copies.count, parked=committed.parked)
         return Answer(200, headers)
 
     async def _admitted(self, call: Call, conditions: WriteConditions) -> tuple[Bucket, Description, Ground]:
@@ -142,16 +149,24 @@ class Writes:
         raise too_often(name)
 
     async def commit(
-        self, name: ObjectName, version: Version, conditions: WriteConditions, ground: Ground, holding: Holding
-    ) -> None:
+        self,
+        name: ObjectName,
+        version: Version,
+        conditions: WriteConditions,
+        ground: Ground,
+        holding: Holding,
+        wish: Wish | None,
+    ) -> Committed:
         """Commit a version whose bytes are held under its uid; on return it is acknowledged ground."""
 
         async def attempt(intent: Intent) -> Committed:
             return await self._rooms.directory.put(name, version, intent)
 
         role = self._rooms.markers.role_of(name, version.size_bytes)
-        committed = await self.guarded(name, role, conditions, ground, attempt, holding)
+        policy = partial(self._persisting.kept, name, role, version, wish)
+        committed = await self.guarded(name, role, conditions, ground, attempt, holding, policy)
         self.committed(name, version, committed)
+        return committed
 
     async def guarded(
         self,
@@ -161,17 +176,19 @@ class Writes:
         ground: Ground,
         attempt: Callable[[Intent], Awaitable[Committed]],
         holding: Holding | None = None,
+        policy: Callable[[Plan | None], Awaitable[Kept]] | None = None,
     ) -> Committed:
         """Run a commit under its condition, deciding anew while other writers get in between. `holding`: the bytes of
-        what is committed.
+        what is committed. `policy`: what is said of it by that, given the plan that turned out to be over.
 
         Raises:
             PreconditionError: another writer won.
             PartsChangedError: what is committed must be made up anew.
             OverloadedError: the key changes faster than the condition can be decided, or as `Holding.commit`.
         """
-        start_revision = ground.start_revision
+        start_revision, over = ground.start_revision, None
         for _ in range(CONDITION_ATTEMPTS_COUNT):
+            kept = await policy(over) if policy is not None else NOT_KEPT
             intent = Intent(
                 role=role,
                 start_revision=start_revision,
@@ -180,6 +197,7 @@ class Writes:
                 guard=ground.guard,
                 conditional=ground.conditional,
             )
+            intent = kept.of(intent)
 
             async def held_by(holders: tuple[Holder, ...], intent: Intent = intent) -> Committed:
                 return await attempt(replace(intent, holders=holders) if holders else intent)
@@ -188,6 +206,10 @@ class Writes:
                 return await (holding.commit(held_by) if holding is not None else attempt(intent))
             except PartsChangedError:
                 raise
+            except PlanOverError:
+                over = kept.plan
+            except NotParkableError:
+                await self._persisting.make_way(name)
             except ConflictError:
                 self._rooms.metrics.conflicts.inc()
                 ground = await self.ground(name, conditions)

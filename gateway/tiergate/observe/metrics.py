@@ -192,6 +192,10 @@ class Metrics:
         self.owed_bytes = computed(
             "writeback_owed_bytes", "bytes", "Those of them that are on their way: not set aside, not kept by policy."
         )
+        self.parked_writes = computed(
+            "persistence_parked_writes", "writes", "Writes that by policy stay in memory, in this node's care."
+        )
+        self.parked_bytes = computed("persistence_parked_bytes", "bytes", "Bytes of those writes.")
         self.oldest_pending_seconds = computed(
             "writeback_oldest_pending_seconds", "seconds", "Age of the oldest write the origin lacks."
         )
@@ -230,6 +234,15 @@ class Metrics:
             "writeback_through_writes", "writes", "Writes put through to the origin, by reason.", "reason"
         )
         self.takeovers = counter("writeback_takeovers", "writes", "Writes of nodes that are gone, taken over.", "kind")
+        self.promoted_sets = counter(
+            "persistence_promoted_sets", "sets", "Sets that were kept in memory and go to the origin."
+        )
+        self.dropped_sets = counter(
+            "persistence_dropped_sets", "sets", "Sets that were kept in memory and were deleted as superseded."
+        )
+        self.skipped_sets = counter(
+            "persistence_skipped_sets", "sets", "Sets that write-back left in memory since newer ones were complete."
+        )
         self.lost_writes = counter(
             "writeback_lost_writes", "writes", "Writes set aside since all nodes that held them are gone."
         )

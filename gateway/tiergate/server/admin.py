@@ -26,6 +26,7 @@ from tiergate.observe.exposition import CONTENT_TYPE, Scrape, sum_files
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Reading
 from tiergate.server.loss import loss_report
+from tiergate.writeback.promotion import Promotion
 from tiergate.writeback.retaining import Retaining, RetentionReport, uri_of
 from tiergate.writeback.uploader import Uploader
 
@@ -84,6 +85,7 @@ class Admin:
         rooms: Rooms,
         uploader: Uploader,
         prefetch: Prefetch,
+        promotion: Promotion,
         retaining: Retaining,
         member: "Member | None" = None,
         cluster: "Cluster | None" = None,
@@ -95,6 +97,7 @@ class Admin:
         self._cluster = cluster
         self._member = member
         self._prefetch = prefetch
+        self._promotion = promotion
         self._prefetching: asyncio.Task[None] | None = None
         self._context = context
         self._rooms = rooms
@@ -119,6 +122,7 @@ class Admin:
                 web.post("/prefetch", self._prefetch_under),
                 web.post("/pin", self._pin),
                 web.post("/unpin", self._unpin),
+                web.post("/promote", self._promote),
                 *self._more,
             ]
         )
@@ -150,7 +154,7 @@ class Admin:
         """Release quarantined writes, all or those of one bucket or key, so that they are tried again now."""
         bucket, key = request.query.get("bucket"), request.query.get("key")
         released = 0
-        for write in await self._rooms.directory.pending():
+        for write in (await self._owed()).writes:
             fits = bucket in (None, write.name.bucket) and key in (None, write.name.key)
             if write.quarantined and fits:
                 await self._rooms.directory.quarantine(write.name, write.uid, "")
@@ -179,6 +183,17 @@ class Admin:
         if not was_pinned:
             return web.json_response({"error": "it is not pinned"}, status=404)
         return web.json_response({})
+
+    async def _promote(self, request: web.Request) -> web.Response:
+        """Let what stays in memory by policy under a prefix go to the origin."""
+        bucket, prefix = request.query.get("bucket", ""), request.query.get("prefix", "")
+        if not bucket:
+            return web.json_response({"error": "a bucket must be named"}, status=400)
+        try:
+            count = await self._soon(self._promotion.under(bucket, prefix))
+        except TiergateError as error:
+            return web.json_response({"error": error.message}, status=status_of(error))
+        return web.json_response({"promoted": count})
 
     async def _prefetch_under(self, request: web.Request) -> web.StreamResponse:
         """Bring what is under a prefix into memory, one prefetch at a time; it ends with the request. The answer has a
@@ -240,6 +255,7 @@ class Admin:
         directory = self._rooms.directory
         return Owed(
             await directory.pending(),
+            await directory.parked(),
             await directory.counts(),
             await directory.oldest_pending_s(),
             await directory.owed_bytes(),
@@ -294,12 +310,14 @@ class Admin:
 
     def _writeback(self, owed: "Owed") -> dict[str, Any]:
         pending, now_s = owed.pending, self._rooms.clock.wall_s()
-        quarantined = [write for write in pending if write.quarantined]
+        quarantined = [write for write in owed.writes if write.quarantined]
         held_back = self._uploader.held_back(pending)
         return {
             "pending": len(pending),
             "pending_bytes": sum(write.size_bytes for write in pending),
             "owed_bytes": owed.size_bytes,
+            "parked": len(owed.parked),
+            "parked_bytes": sum(write.size_bytes for write in owed.parked),
             "oldest_age_s": round(owed.age_s(now_s), 3),
             "in_flight": self._uploader.in_flight_count,
             "writes": [shown(write, now_s) for write in pending[:SHOWN_COUNT]],
@@ -344,7 +362,9 @@ class Admin:
             metrics.owed_bytes.reading(owed.size_bytes),
             metrics.oldest_pending_seconds.reading(age_s),
             metrics.loss_bound_ratio.reading(bound_share),
-            metrics.quarantined_writes.reading(sum(1 for write in pending if write.quarantined)),
+            metrics.parked_writes.reading(counts["parked"]),
+            metrics.parked_bytes.reading(counts["parked_bytes"]),
+            metrics.quarantined_writes.reading(sum(1 for write in owed.writes if write.quarantined)),
             metrics.directory_uploads.reading(counts["uploads"]),
             *(metrics.fenced_writes.reading(count, role) for role, count in fenced.items()),
             *(metrics.pending_writes.reading(count, kind) for kind, count in kinds.items()),
@@ -354,9 +374,11 @@ class Admin:
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """What the directory says at one time: what this node owes, how many of what there are, and since when it owes."""
+    """What the directory says at one time: what this node owes, what it keeps in memory by policy, how many of what
+    there are, and since when it owes."""
 
     pending: list[Pending]
+    parked: list[Pending]
     counts: dict[str, int]
     oldest_s: float | None
     size_bytes: int
@@ -364,6 +386,11 @@ class Owed:
     def age_s(self, now_s: float) -> float:
         """How old the oldest of what this node owes is."""
         return max(0.0, now_s - self.oldest_s) if self.oldest_s is not None else 0.0
+
+    @property
+    def writes(self) -> list[Pending]:
+        """All that is pending, owed or not."""
+        return [*self.pending, *self.parked]
 
 
 def status_of(error: TiergateError) -> int:

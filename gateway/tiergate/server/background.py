@@ -29,6 +29,8 @@ from tiergate.server.wiring import (
     view_of,
 )
 from tiergate.writeback.drain import Drain, Peers, Report
+from tiergate.writeback.keeper import Keeper, has_marker
+from tiergate.writeback.promotion import Promotion
 from tiergate.writeback.recovery import Sweep, recover, recover_member
 from tiergate.writeback.repair import Repair
 from tiergate.writeback.survivors import RoundTimes, Survivors
@@ -86,6 +88,10 @@ class Background:
         self._standing = standing_of(rooms.memory, cluster)
         self._uploader = open_uploader(rooms, self._standing)
         self._survivors = self._open_survivors(cluster) if cluster else None
+        self._promotion = Promotion(
+            rooms.directory, rooms.settings.prefix_for, rooms.clock, rooms.metrics, self._uploader.wake
+        )
+        self._keeper = self._open_keeper(cluster)
         self._report = Report()
         self._retaining = open_retaining(rooms, cluster)
 
@@ -126,8 +132,17 @@ class Background:
         prefetch = Prefetch(rooms, self._cluster.directory if self._cluster else None)
         checkpoints = Checkpoints(rooms)
         sets = CheckpointRoutes(rooms, uploader, checkpoints)
-        admin = Admin(context, rooms, uploader, prefetch, self._retaining, member, self._cluster, sets.routes())
-        runner = admin.runner()
+        runner = Admin(
+            context,
+            rooms,
+            uploader,
+            prefetch,
+            self._promotion,
+            self._retaining,
+            member,
+            self._cluster,
+            sets.routes(),
+        ).runner()
         await runner.setup()
         await web.SockSite(runner, context.admin_socket).start()  # type: ignore[arg-type]
         loop.add_reader(context.wakeup_fd, lambda: drain(context.wakeup_fd, uploader.wake))
@@ -142,6 +157,7 @@ class Background:
                     group.create_task(keep_up(rooms, self._cluster)),
                     group.create_task(self._retaining.run()),
                     group.create_task(sets.watch_pace()),
+                    group.create_task(self._keeper.run()),
                     *(group.create_task(work) for work in self._work_of_members()),
                 ]
                 await stop.wait()
@@ -163,6 +179,21 @@ class Background:
         self._uploader.retry_now()
         if self._survivors is not None:
             self._survivors.wake()
+
+    def _open_keeper(self, cluster: "Cluster | None") -> Keeper:
+        rooms = self._rooms
+        return Keeper(
+            rooms.directory,
+            rooms.origin,
+            self._promotion,
+            rooms.settings.prefixes,
+            rooms.clock,
+            rooms.metrics,
+            has_marker,
+            rooms.settings.marker_quiet_s,
+            cluster.keeps_house if cluster is not None else lambda: True,
+            rooms.replaced,
+        )
 
     # -- what only members of a cluster do
     def _open_survivors(self, cluster: "Cluster") -> Survivors:
@@ -207,6 +238,8 @@ class Background:
         drain = Drain(cluster.directory, self._uploader, rooms.clock, self._standing, peers)
         try:
             async with asyncio.timeout(rooms.settings.drain_s + HAND_OVER_S):
+                if rooms.settings.drain_s:
+                    await self._keeper.promote_newest()
                 await drain.to_origin(rooms.settings.drain_s, report)
                 uploading.cancel()
                 await asyncio.wait((uploading,))

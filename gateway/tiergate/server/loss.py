@@ -29,7 +29,7 @@ async def loss_report(directory: Directory, cluster: "Cluster | None", now_s: fl
         OverloadedError: the directory does not answer.
     """
     if cluster is None:
-        pending = await directory.pending()
+        pending = [*await directory.pending(), *await directory.parked()]
         found = [Unpersisted(write, frozenset({ALONE})) for write in pending]
         # Alone all that is owed goes together, so nothing more is read for more of it.
         return _report(losses(found, {}, ancestor_scopes), ALONE, now_s) | {"checked": len(found), "is_all": True}

@@ -380,7 +380,7 @@ class HoldersDirectory(EmbeddedDirectory):
 
     def _held_by(self, committed: Committed) -> Committed:
         uid = committed.replaced.uid if committed.replaced is not None else ""
-        return Committed(committed.revision, committed.replaced, self.held.pop(uid, frozenset()))
+        return replace(committed, held_by=self.held.pop(uid, frozenset()))
 
     async def put_part(self, upload_id: str, part: Part) -> Part | None:
         change = super().put_part

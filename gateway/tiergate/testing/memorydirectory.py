@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from tiergate.directory import transitions, uploads
+from tiergate.directory import plans, transitions, uploads
 from tiergate.directory.base import Committed, Finished, Held, Intent, Seen
 from tiergate.directory.owed import OwedChanges
 from tiergate.directory.view import Rows
@@ -23,8 +23,10 @@ from tiergate.model import (
     Part,
     Pending,
     PinnedPrefix,
+    Plan,
     Record,
     Role,
+    Run,
     Step,
     Upload,
     Version,
@@ -32,6 +34,7 @@ from tiergate.model import (
 from tiergate.model import (
     State as RecordState,
 )
+from tiergate.policy.persistence import Beginning
 from tiergate.testing.memoryrows import MemoryRows, State, Tables
 
 __all__ = ["Link", "MemoryDirectory", "State"]
@@ -144,12 +147,36 @@ class MemoryDirectory(OwedChanges):
 
     # -- write-back
     async def pending(self) -> list[Pending]:
+        return [write for write in await self._own() if not write.parked]
+
+    async def parked(self) -> list[Pending]:
+        return [write for write in await self._own() if write.parked]
+
+    async def _own(self) -> list[Pending]:
         me = self._me()
         found = await self._read(lambda tables: list(tables.pending.values()))
         return _by_place(write for write in found if me is None or write.owner == me)
 
+    async def promote(self, names: Sequence[ObjectName], now_s: float) -> int:
+        return await self._change(lambda rows: transitions.promote(rows, names, now_s))
+
+    async def get_plan(self, bucket: str, prefix: str) -> Plan | None:
+        return await self._read(lambda tables: tables.plans.get((bucket, prefix)))
+
+    async def plans(self, bucket: str, under: str) -> list[Plan]:
+        every = await self._read(lambda tables: list(tables.plans.values()))
+        found = [plan for plan in every if plan.bucket == bucket and plan.prefix.startswith(under)]
+        return sorted(found, key=lambda plan: plan.prefix.encode())
+
+    async def get_run(self, bucket: str, prefix: str) -> Run | None:
+        return await self._read(lambda tables: tables.runs.get((bucket, prefix)))
+
+    async def decide(self, beginning: Beginning) -> Plan:
+        return await self._change(lambda rows: plans.decide(rows, beginning))
+
     async def beside(self, writes: Sequence[Pending], whole: Collection[str] = ()) -> list[Pending]:
-        return _by_place(await self._read(lambda tables: list(tables.pending.values())))
+        found = await self._read(lambda tables: list(tables.pending.values()))
+        return _by_place(write for write in found if not write.parked)
 
     async def pending_under(self, bucket: str, prefix: str, limit: int) -> list[Pending]:
         return await self._read(lambda tables: _under(tables.pending, bucket, prefix, "")[:limit])
@@ -161,6 +188,9 @@ class MemoryDirectory(OwedChanges):
         return sum(write.size_bytes for write in await self.pending() if write.is_owed)
 
     async def _change_pending(self, name: ObjectName, transition: Callable[[Rows], T]) -> T:
+        return await self._change(transition)
+
+    async def _change_plan(self, plan: Plan, transition: Callable[[Rows], T]) -> T:
         return await self._change(transition)
 
     async def orphan_uploads(self) -> list[tuple[ObjectName, OriginUpload]]:
@@ -322,8 +352,10 @@ class MemoryDirectory(OwedChanges):
         def look(tables: Tables) -> dict[str, int]:
             records = tables.records.values()
             found = {str(state): sum(record.state is state for record in records) for state in RecordState}
-            found["pending"] = len(tables.pending)
-            found["pending_bytes"] = sum(write.size_bytes for write in tables.pending.values())
+            for name, parked in (("pending", False), ("parked", True)):
+                writes = [write for write in tables.pending.values() if write.parked is parked]
+                found[name] = len(writes)
+                found[f"{name}_bytes"] = sum(write.size_bytes for write in writes)
             found["uploads"] = len(tables.uploads)
             found["markers"] = sum(record.role is Role.MARKER for record in records)
             return found

@@ -18,8 +18,10 @@ from tiergate.model import (
     Part,
     Pending,
     PinnedPrefix,
+    Plan,
     Record,
     Role,
+    Run,
     Step,
     Upload,
 )
@@ -42,6 +44,8 @@ class Tables:
     finished: dict[str, Finished] = field(default_factory=dict)
     buckets: dict[str, Bucket] = field(default_factory=dict)
     pins: dict[tuple[str, str], PinnedPrefix] = field(default_factory=dict)
+    plans: dict[tuple[str, str], Plan] = field(default_factory=dict)
+    runs: dict[tuple[str, str], Run] = field(default_factory=dict)
     holders: dict[tuple[ObjectName, str], dict[str, int]] = field(default_factory=dict)
 
     def copy(self) -> "Tables":
@@ -158,6 +162,21 @@ class MemoryRows:
 
     def drop_orphan(self, name: ObjectName, upload: OriginUpload) -> None:
         self.tables.orphans.pop((name, upload), None)
+
+    def plan(self, bucket: str, prefix: str) -> Plan | None:
+        return self.tables.plans.get((bucket, prefix))
+
+    def put_plan(self, plan: Plan) -> None:
+        self.tables.plans[plan.bucket, plan.prefix] = plan
+
+    def drop_plan(self, plan: Plan) -> None:
+        del self.tables.plans[plan.bucket, plan.prefix]
+
+    def run(self, bucket: str, prefix: str) -> Run | None:
+        return self.tables.runs.get((bucket, prefix))
+
+    def put_run(self, run: Run) -> None:
+        self.tables.runs[run.bucket, run.prefix] = run
 
     def steps_near(self, step: Step) -> list[Step]:
         return list(self.tables.steps.values())

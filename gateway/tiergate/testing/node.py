@@ -266,6 +266,12 @@ class RunningNode:
         released: int = self._ask("POST", f"/retry?{urlencode(named)}")["released"]
         return released
 
+    def promote(self, bucket: str, prefix: str = "") -> int:
+        """Let what stays in memory by policy go to the origin; how many writes that are."""
+        query = urlencode({"bucket": bucket, "prefix": prefix})
+        promoted: int = self._ask("POST", f"/promote?{query}")["promoted"]
+        return promoted
+
     def metrics(self) -> str:
         """What /metrics says."""
         with urlopen(f"{self.admin}/metrics", timeout=ADMIN_TIMEOUT_S) as answer:

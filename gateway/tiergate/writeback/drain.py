@@ -131,8 +131,8 @@ class Drain:
             await self._clock.sleep(LOOK_S)
 
     async def to_peers(self, report: Report) -> None:
-        """With the uploader at rest: hand over what is still owed, and count what is left."""
-        for write in newest_first(await self._directory.pending()):
+        """With the uploader at rest: hand over what is still owed, or kept in memory only, and count what is left."""
+        for write in (*newest_first(await self._directory.pending()), *await self._directory.parked()):
             if self._cluster is not None and await self._hand_over(self._cluster, write):
                 report.handed_over.add(write)
                 continue

@@ -195,7 +195,7 @@ class Retaining:
         self._markers = markers
         self._held = held
         self._prefixes = prefixes
-        self._runs = [each for each in prefixes if each.keep_count]
+        self._runs = [each for each in prefixes if each.is_run]
         self._limit_bytes = limit_bytes
         self._clock = clock
         self._metrics = metrics

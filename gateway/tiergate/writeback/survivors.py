@@ -182,9 +182,10 @@ class Survivors:
         log.error("an acknowledged write is lost unless a node that held it comes back", **context(write))
 
     async def _look_for_bytes(self, me: Holder, live: Live) -> None:
-        """What this node owes and does not hold: it was lost, or is about to be; or its bytes are somewhere again."""
+        """What this node owes or keeps and does not hold: it was lost, or is about to be; or its bytes are somewhere
+        again."""
         dirty = self._memory.dirty_holders()
-        for write in await self._directory.pending():
+        for write in (*await self._directory.pending(), *await self._directory.parked()):
             if write.kind is Kind.DELETE or (write.uid in dirty and write.quarantined != LOST):
                 continue
             seen = await self._directory.get(write.name)

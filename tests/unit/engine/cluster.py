@@ -20,6 +20,7 @@ from tiergate.memory.audit import audit
 from tiergate.memory.memory import Memory, MemoryLimits
 from tiergate.model import Bucket, ObjectName
 from tiergate.observe.metrics import Metrics
+from tiergate.origin.answers import OriginPage
 from tiergate.origin.client import OriginObject
 from tiergate.origin.forward import Forwarder
 from tiergate.replication.base import Alone, Replication
@@ -84,6 +85,13 @@ class BucketOrigin(ModelOrigin):
         if self.is_away:
             raise OriginTemporaryError("away")
         return await super().head_object(name, tags=tags)
+
+    async def list_objects(
+        self, bucket: str, prefix: str, delimiter: str = "", start_after: str = "", max_keys: int = 1000
+    ) -> OriginPage:
+        if self.is_away:
+            raise OriginTemporaryError("away")
+        return await super().list_objects(bucket, prefix, delimiter, start_after, max_keys)
 
 
 class Node:

@@ -10,6 +10,7 @@ from tiergate.engine.afterwards import Afterwards
 from tiergate.engine.turn import Turn
 from tiergate.errors import DirectoryUnavailableError, FencedError, OverloadedError
 from tiergate.model import Role, State, Step
+from tiergate.writeback.promotion import Promotion
 
 DATA = content(50_000)
 
@@ -96,10 +97,16 @@ async def test_fenced_settling_of_a_set_is_no_error(one: Cluster, monkeypatch: p
 MARKER_STEP = Step(name_of("run/.metadata"), "m@holder", "holder", Role.MARKER, through=False, replaces=False)
 
 
+def turn_of(one: Cluster) -> Turn:
+    rooms = one["a"].rooms
+    promotion = Promotion(rooms.directory, rooms.settings.prefix_for, rooms.clock, rooms.metrics, rooms.wake)
+    return Turn(rooms, Afterwards(one.clock), promotion)
+
+
 async def test_forwarded_deletion_withdraws_no_marker_that_goes_in(one: Cluster) -> None:
     await one["a"].put("run/.metadata", b"marker")
     assert await one.directory.begin_step(MARKER_STEP)
-    turn = Turn(one["a"].rooms, Afterwards(one.clock))
+    turn = turn_of(one)
     with pytest.raises(OverloadedError):
         await turn.come_to_delete([name_of("run/a")], past=())
     assert one.origin.objects[name_of("run/.metadata")].data == b"marker"
@@ -108,7 +115,7 @@ async def test_forwarded_deletion_withdraws_no_marker_that_goes_in(one: Cluster)
 
 async def test_marker_does_not_go_in_while_a_forwarded_deletion_withdraws_it(one: Cluster) -> None:
     await one["a"].put("run/.metadata", b"marker")
-    turn = Turn(one["a"].rooms, Afterwards(one.clock))
+    turn = turn_of(one)
     one.origin.eager = False
     names = [name_of("run/a"), name_of("run/b"), name_of("run/.metadata")]
     deleting = asyncio.create_task(turn.come_to_delete(names, past=names))

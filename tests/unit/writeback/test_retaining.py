@@ -26,7 +26,7 @@ from tiergate.writeback.retaining import Held, Retaining
 BUCKET, RUN = "bucket", "run/"
 BLOCK = 4096
 BLOCKS = 64
-RUNS = (PrefixSettings(BUCKET, RUN, keep_count=2), PrefixSettings(BUCKET, f"{RUN}inner/"))
+RUNS = (PrefixSettings(BUCKET, RUN, is_run=True, keep_count=2), PrefixSettings(BUCKET, f"{RUN}inner/"))
 
 
 class Place:

@@ -7,6 +7,8 @@ from tiergate.testing.directory_contract.found import FoundInOrigin
 from tiergate.testing.directory_contract.markers import Markers
 from tiergate.testing.directory_contract.objects import ObjectTransitions
 from tiergate.testing.directory_contract.owed import OwedWrites
+from tiergate.testing.directory_contract.parked import ParkedWrites
+from tiergate.testing.directory_contract.plans import Plans
 from tiergate.testing.directory_contract.scans import Scans
 from tiergate.testing.directory_contract.steps import Steps
 from tiergate.testing.directory_contract.upkeep import Upkeep
@@ -51,7 +53,9 @@ __all__ = [
 ]
 
 
-class DirectoryContract(ObjectTransitions, FoundInOrigin, Scans, OwedWrites, Markers, Steps, ClientUploads, Upkeep):
+class DirectoryContract(
+    ObjectTransitions, FoundInOrigin, Scans, OwedWrites, ParkedWrites, Plans, Markers, Steps, ClientUploads, Upkeep
+):
     """The contract of `tiergate.directory.base.Directory`."""
 
     @pytest.fixture

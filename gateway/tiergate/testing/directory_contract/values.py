@@ -12,6 +12,7 @@ from tiergate.model import (
     ObjectName,
     Part,
     Pending,
+    Plan,
     Record,
     Role,
     Upload,
@@ -57,9 +58,12 @@ def make_intent(
     guard: int | None = None,
     conditional: bool = False,
     holders: tuple[Holder, ...] = (),
+    parked: bool = False,
+    plan: Plan | None = None,
+    points_to: tuple[str, ...] = (),
 ) -> Intent:
     """An unconditional write of a small object, unless said otherwise."""
-    return Intent(role, start_revision, now_s, base, guard, conditional, holders)
+    return Intent(role, start_revision, now_s, base, guard, conditional, holders, parked, plan, points_to)
 
 
 def make_upload(upload_id: str, name: ObjectName = SHARD, started_s: float = 5.0) -> Upload:
