@@ -3,7 +3,8 @@
 Exit statuses: 0 success; 1 the node could not start or had to end, or the test or the demo failed; 2 wrong
 configuration or usage; 3 another node has the memory folder; 4 a command found no node, or one that does not answer as
 it should; 5 a member of a cluster stopped, and something acknowledged is in its memory folder only, or may be; 6
-`checkpoints` cannot tell all, since a tier or the directory does not answer. `prefetch` fails with 1 unless all is in memory, `checkpoints` where one is damaged or quarantined."""
+`checkpoints` cannot tell all, since a tier or the directory does not answer. `prefetch` fails with 1 unless all is in
+memory, `checkpoints` where one is damaged or quarantined."""
 
 # ruff: noqa: T201 - this is the place that prints
 
