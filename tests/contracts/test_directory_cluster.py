@@ -266,7 +266,7 @@ async def test_parked_write_of_a_dead_node_stays_parked(cluster: Cluster) -> Non
 async def test_parked_write_of_another_node_can_be_promoted(cluster: Cluster) -> None:
     a, b = await cluster.join("a"), await cluster.join("b")
     await put(a.directory, SHARD, "v1", make_intent(base=NO_BASE, parked=True))
-    assert await b.directory.promote([SHARD], 5.0) == 1
+    assert await b.directory.promote(await a.directory.parked(), 5.0) == 1
     write = await pending_of(a.directory, SHARD)
     assert (write.owner, await a.directory.pending(), await b.directory.pending()) == (a.me, [write], [])
     plan = await b.directory.decide(Beginning("bucket", "run/step_1/", "run/", Persist(), 1.0, may_park=False))

@@ -207,10 +207,10 @@ class Directory(Protocol):
         """All that is parked, by `place`; in a cluster what this node owns."""
         ...
 
-    async def promote(self, names: Sequence[ObjectName], now_s: float) -> int:
+    async def promote(self, writes: Sequence[Pending], now_s: float) -> int:
         """What is parked of these, whoever owns it, is owed from `now_s` on, each in the place of its own commit; a
-        pointer behind everything. How many were. In the order given, and a bounded number at a time: who is stopped in
-        between has promoted the first of them."""
+        pointer behind everything, and only if no plan keeps what it names. How many were. In the order given, and a
+        bounded number at a time: who is stopped in between has promoted the first of them."""
         ...
 
     async def park(self, name: ObjectName, uid: str, plan: Plan) -> bool:

@@ -337,12 +337,12 @@ class ClusteredDirectory(OwedChanges):
         found = await self._reader.values(Pending, self._keys.all("q"))
         return sorted(found, key=lambda write: (write.place, write.name))
 
-    async def promote(self, names: Sequence[ObjectName], now_s: float) -> int:
+    async def promote(self, writes: Sequence[Pending], now_s: float) -> int:
         count = 0
-        for start in range(0, len(names), PROMOTE_GROUP_COUNT):
-            part = names[start : start + PROMOTE_GROUP_COUNT]
-            first = [key for name in part for key in (self._keys.pending(name), self._keys.record(name))]
-            count += await self._change(partial(transitions.promote, names=part, now_s=now_s), *first)
+        for start in range(0, len(writes), PROMOTE_GROUP_COUNT):
+            part = writes[start : start + PROMOTE_GROUP_COUNT]
+            first = [self._keys.pending(write.name) for write in part]
+            count += await self._change(partial(transitions.promote, writes=part, now_s=now_s), *first)
         return count
 
     async def get_plan(self, bucket: str, prefix: str) -> Plan | None:

@@ -197,11 +197,11 @@ class EmbeddedDirectory(OwedChanges):
             raw = rows.raw("pending")
         return sorted((decode(Pending, value) for value in raw), key=lambda write: write.place)
 
-    async def promote(self, names: Sequence[ObjectName], now_s: float) -> int:
+    async def promote(self, writes: Sequence[Pending], now_s: float) -> int:
         count = 0
-        for start in range(0, len(names), PROMOTE_COUNT):
-            part = names[start : start + PROMOTE_COUNT]
-            count += await self._change(partial(transitions.promote, names=part, now_s=now_s))
+        for start in range(0, len(writes), PROMOTE_COUNT):
+            part = writes[start : start + PROMOTE_COUNT]
+            count += await self._change(partial(transitions.promote, writes=part, now_s=now_s))
         return count
 
     async def get_plan(self, bucket: str, prefix: str) -> Plan | None:

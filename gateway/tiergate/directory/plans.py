@@ -1,12 +1,13 @@
 """Which sets stay in memory: transitions of their plans, and what those mean for a write. See `transitions`."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tiergate.checkpoints.markers import ancestor_scopes
 from tiergate.directory.base import Intent
 from tiergate.directory.view import Rows
 from tiergate.errors import PlanOverError
-from tiergate.model import ObjectName, Plan, Record, Role, Run, Stage
+from tiergate.model import ObjectName, Pending, Plan, Record, Role, Run, Stage
 from tiergate.policy.persistence import Beginning, begin
 
 
@@ -46,8 +47,7 @@ def asks_to_park(rows: Rows, name: ObjectName, old: Record | None, intent: Inten
         PlanOverError: its set's plan is over, or another one.
     """
     if intent.plan is None:
-        plans = [rows.plan(name.bucket, prefix) for prefix in intent.points_to]
-        return intent.parked or any(plan is not None and plan.stage is not Stage.SENT for plan in plans)
+        return intent.parked or _keep_any(rows, name.bucket, intent.points_to)
     plan = rows.plan(name.bucket, intent.plan.prefix)
     if (
         plan is None
@@ -57,6 +57,16 @@ def asks_to_park(rows: Rows, name: ObjectName, old: Record | None, intent: Inten
     ):
         raise PlanOverError("the set has another plan now", bucket=name.bucket, prefix=intent.plan.prefix)
     return plan.parks(intent.role)
+
+
+def keep_any(rows: Rows, pointer: Pending) -> bool:
+    """Whether one of the sets that a pointer names does not go to the origin."""
+    return _keep_any(rows, pointer.name.bucket, pointer.points_to)
+
+
+def _keep_any(rows: Rows, bucket: str, prefixes: Sequence[str]) -> bool:
+    plans = [rows.plan(bucket, prefix) for prefix in prefixes]
+    return any(plan is not None and plan.stage is not Stage.SENT for plan in plans)
 
 
 def _is_anew(rows: Rows, name: ObjectName, old: Record | None, plan: Plan, intent: Intent) -> bool:

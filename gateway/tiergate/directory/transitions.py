@@ -366,16 +366,16 @@ def change_if_pending(rows: Rows, name: ObjectName, uid: str, changed: Callable[
         rows.put_pending(changed(write))
 
 
-def promote(rows: Rows, names: Iterable[ObjectName], now_s: float) -> int:
+def promote(rows: Rows, writes: Iterable[Pending], now_s: float) -> int:
     """What is parked is owed from now on; how many writes were."""
     count = 0
-    for name in names:
-        write = rows.pending(name)
-        if write is None or not write.parked:
+    for each in writes:
+        write = rows.pending(each.name)
+        if write is None or write.uid != each.uid or not write.parked or plans.keep_any(rows, write):
             continue
         count += 1
         promoted = replace(write, parked=False, committed_s=now_s, place=write.revision)
-        record = rows.record(name) if write.role is Role.POINTER else None
+        record = rows.record(each.name) if write.role is Role.POINTER else None
         if record is not None:
             # What it names may have been committed after it.
             revision = rows.next_revision()

@@ -157,8 +157,8 @@ class MemoryDirectory(OwedChanges):
         found = await self._read(lambda tables: list(tables.pending.values()))
         return _by_place(write for write in found if me is None or write.owner == me)
 
-    async def promote(self, names: Sequence[ObjectName], now_s: float) -> int:
-        return await self._change(lambda rows: transitions.promote(rows, names, now_s))
+    async def promote(self, writes: Sequence[Pending], now_s: float) -> int:
+        return await self._change(lambda rows: transitions.promote(rows, writes, now_s))
 
     async def get_plan(self, bucket: str, prefix: str) -> Plan | None:
         return await self._read(lambda tables: tables.plans.get((bucket, prefix)))

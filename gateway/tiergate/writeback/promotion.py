@@ -55,7 +55,7 @@ class Promotion:
         own = {set_prefix_of(name.key, run)} - {""} if run is not None else set[str]()
         for prefix in sorted({*pending.points_to, *own}):
             await self._promote_set(name.bucket, prefix)
-        await self._owe([name])
+        await self._owe([pending])
 
     async def clear(self, name: ObjectName, role: Role) -> None:
         """See that a key can be written straight to the origin: nothing of its set stays in memory. Of a pointer right
@@ -83,7 +83,7 @@ class Promotion:
         for plan in sorted(plans.values(), key=lambda plan: plan.ordinal):
             count += await self.promote(plan)
         left = [write for write in await self._directory.pending_under(bucket, prefix, MANY) if write.parked]
-        return count + await self._owe([write.name for write in in_order(left)])
+        return count + await self._owe(in_order(left))
 
     async def _plans(self, parked: Iterable[Pending]) -> list[Plan]:
         places = {
@@ -108,21 +108,21 @@ class Promotion:
             if current != promoting and not await self._directory.change_plan(current, promoting):
                 continue
             members = [write for write in await self.parked_of(plan) if write.role not in SPEAKING]
-            count += await self._owe([write.name for write in members])
+            count += await self._owe(members)
             if await self._directory.change_plan(promoting, replace(promoting, stage=Stage.SENT)):
                 self._metrics.promoted_sets.inc()
                 log.info("a set that was kept in memory goes to the origin", bucket=plan.bucket, prefix=plan.prefix)
-        return count + await self._owe([write.name for write in in_order(await self.parked_of(plan))])
+        return count + await self._owe(in_order(await self.parked_of(plan)))
 
     async def parked_of(self, plan: Plan) -> list[Pending]:
         """What of a set is parked. (Its objects may lie in several folders of the run.)"""
         writes = await self._directory.pending_under(plan.bucket, plan.run, MANY)
         return [write for write in writes if write.parked and set_prefix_of(write.name.key, plan.run) == plan.prefix]
 
-    async def _owe(self, names: Sequence[ObjectName]) -> int:
-        if not names:
+    async def _owe(self, parked: Sequence[Pending]) -> int:
+        if not parked:
             return 0
-        count = await self._directory.promote(names, self._clock.wall_s())
+        count = await self._directory.promote(parked, self._clock.wall_s())
         self._on_promoted()
         return count
 

@@ -9,7 +9,7 @@ from tests.unit.engine.cluster import BUCKET, Cluster, content, etag_of, name_of
 
 from tiergate.engine.acks import ACK_HEADER
 from tiergate.errors import RequestError
-from tiergate.model import LOST, ObjectName, Pending, Plan, Stage
+from tiergate.model import LOST, Pending, Plan, Stage
 from tiergate.writeback.keeper import Found, Keeper, has_marker
 from tiergate.writeback.promotion import Promotion
 
@@ -253,8 +253,8 @@ async def test_nothing_of_a_marker_is_owed_before_its_members(policy: Start) -> 
     directory, seen = one.directory, list[bool]()
     promote = directory.promote
 
-    async def watched(names: Sequence[ObjectName], now_s: float) -> int:
-        count = await promote(names, now_s)
+    async def watched(writes: Sequence[Pending], now_s: float) -> int:
+        count = await promote(writes, now_s)
         marker = await pending_of(one, "run/step_1/.metadata")
         shards = [await pending_of(one, f"run/step_1/__{rank}_0.distcp") for rank in range(5)]
         assert marker.parked or not any(shard.parked for shard in shards)

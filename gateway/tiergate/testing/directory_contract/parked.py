@@ -66,7 +66,7 @@ class ParkedWrites:
         counts = await directory.counts()
         assert {name: counts[name] for name in expected} == expected
         assert await directory.owed_bytes() == 7
-        await directory.promote([SHARD], 5.0)
+        await directory.promote(await directory.parked(), 5.0)
         counts = await directory.counts()
         assert await directory.owed_bytes() == 27
         expected = {"pending": 2, "pending_bytes": 27, "parked": 0, "parked_bytes": 0, "dirty": 2}
@@ -79,7 +79,7 @@ class ParkedWrites:
         writes = [await pending_of(directory, name) for name in (RUN_MARKER, object_name("run/small"))]
         for whole in ((), (BUCKET,)):
             assert SHARD not in {write.name for write in await directory.beside(writes, whole)}
-        await directory.promote([SHARD], 5.0)
+        await directory.promote(await directory.parked(), 5.0)
         for whole in ((), (BUCKET,)):
             assert SHARD in {write.name for write in await directory.beside(writes, whole)}
 
@@ -175,19 +175,21 @@ class ParkedWrites:
         await put(directory, object_name("other"), "x1", make_intent(now_s=700.0))
         await put_parked(directory, SHARD, "v2", now_s=20.0)
         revision = (await record_of(directory, SHARD)).revision
-        assert await directory.promote([SHARD, object_name("other"), object_name("nothing")], 800.0) == 1
+        parked, owed = await directory.parked(), await directory.pending()
+        superseded = [replace(write, uid="v1") for write in parked]
+        assert await directory.promote([*superseded, *owed, *parked], 800.0) == 1
         write = await pending_of(directory, SHARD)
         assert (write.parked, write.place, write.revision) == (False, revision, revision)
         assert write.committed_s == 800.0
         assert [each.uid for each in await directory.pending()] == ["x1", "v2"]
         assert await directory.oldest_pending_s() == 700.0
-        assert await directory.promote([SHARD], 900.0) == 0
+        assert await directory.promote(parked, 900.0) == 0
         assert (await directory.begin(SHARD, "v2", NO_BASE)).begun
 
     async def test_promote_puts_pointers_behind_everything(self, directory: Directory) -> None:
         await put_parked(directory, POINTER, "p1", Role.POINTER)
         await put(directory, SHARD, "v1")
-        await directory.promote([POINTER], 800.0)
+        await directory.promote(await directory.parked(), 800.0)
         write, record = await pending_of(directory, POINTER), await record_of(directory, POINTER)
         assert write.place == write.revision == record.revision > (await pending_of(directory, SHARD)).place
 
@@ -195,7 +197,7 @@ class ParkedWrites:
         names = [object_name(f"run/step_1/{number:03}") for number in range(50)]
         for name in names:
             await put_parked(directory, name, name.key, Role.LARGE)
-        assert await directory.promote(names, 5.0) == 50
+        assert await directory.promote(await directory.parked(), 5.0) == 50
         assert await directory.parked() == []
         assert len(await directory.pending()) == 50
 

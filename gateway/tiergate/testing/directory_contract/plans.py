@@ -190,3 +190,14 @@ class Plans:
         write = await pending_of(directory, POINTER)
         assert committed.parked is write.parked is (becomes in ("kept", "promoting", "dropped"))
         assert write.points_to == ("run/step_0/", STEP)
+
+    async def test_pointer_is_promoted_with_what_it_names_only(self, directory: Directory) -> None:
+        plan = await directory.decide(beginning())
+        await put(directory, POINTER, "p1", make_intent(Role.POINTER, points_to=("run/step_0/", STEP)))
+        assert await directory.promote(await directory.parked(), 5.0) == 0
+        promoting = replace(plan, stage=Stage.PROMOTING)
+        assert await directory.change_plan(plan, promoting)
+        assert await directory.promote(await directory.parked(), 5.0) == 0
+        assert (await pending_of(directory, POINTER)).parked
+        assert await directory.change_plan(promoting, replace(plan, stage=Stage.SENT))
+        assert await directory.promote(await directory.parked(), 5.0) == 1
