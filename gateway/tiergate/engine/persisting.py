@@ -58,6 +58,12 @@ def wish_of(headers: Mapping[str, str], metadata: Mapping[str, str]) -> Wish | N
     return None
 
 
+def is_spread(prefix: str, run: str) -> bool:
+    """Whether a set's objects lie in several folders of its run (each rank's own): it goes to the origin, as whether
+    that has anything of it cannot be asked by one prefix."""
+    return prefix.count("/", len(run)) > 1
+
+
 class Persisting:
     """Asked before each commit of a version."""
 
@@ -79,6 +85,8 @@ class Persisting:
         if policy is None:
             return NOT_KEPT
         prefix = set_prefix_of(name.key, policy.prefix)
+        if is_spread(prefix, policy.prefix):
+            return NOT_KEPT
         if prefix:
             return Kept(await self.plan(name.bucket, prefix, policy, wish, over))
         if role is not Role.POINTER:
@@ -92,7 +100,7 @@ class Persisting:
         """An upload begins whose client says what it wishes, which decides for its set if nothing did."""
         policy = self.policy_of(name)
         prefix = set_prefix_of(name.key, policy.prefix) if policy is not None else ""
-        if policy is not None and prefix and wish is not None:
+        if policy is not None and prefix and wish is not None and not is_spread(prefix, policy.prefix):
             await self.plan(name.bucket, prefix, policy, wish)
 
     async def is_parked(self, name: ObjectName, uid: str) -> bool:

@@ -55,12 +55,14 @@ Judge = Callable[[Found], Awaitable[bool]]
 """Whether a set is complete, in whatever tier."""
 
 
+def is_sound(found: Found) -> bool:
+    """Whether nothing of a set is lost, nor changed behind its marker. Pure."""
+    writes = found.writes.values()
+    return not any(write.quarantined == LOST or (write.role is Role.MARKER and write.disturbed_s) for write in writes)
+
+
 def is_marked(found: Found) -> bool:
-    """Whether a marker was written under the set's plan, and what it speaks for was left alone since and is not lost.
-    Pure."""
-    for write in found.writes.values():
-        if write.quarantined == LOST or (write.role is Role.MARKER and write.disturbed_s):
-            return False
+    """Whether a marker was written under the set's plan. Pure."""
     return any(
         record.role is Role.MARKER and record.version is not None and record.revision > found.plan.revision
         for record in found.records
@@ -73,8 +75,8 @@ async def has_marker(found: Found) -> bool:
 
 
 class Keeper:
-    """The one of a node. `runs`: the prefixes with a policy. `is_complete`: judges a set by its own lists, where its
-    marker stands. `quiet_s`: so long a set is left alone after its last write before it counts as complete. `released`:
+    """The one of a node. `runs`: the prefixes with a policy. `is_complete`: judges a set of which nothing is
+    lost. `quiet_s`: so long a set is left alone after its last write before it counts as complete. `released`:
     told of each object that went."""
 
     def __init__(
@@ -196,7 +198,7 @@ class Keeper:
             after = records[-1].name.key if records else ""
 
     async def _complete(self, found: Found, quiet_s: float) -> bool:
-        if found.plan.stage is Stage.DROPPED or not is_marked(found):
+        if found.plan.stage is Stage.DROPPED or not found.records or not is_sound(found):
             return False
         return found.newest_s + quiet_s <= self._clock.wall_s() and await self._is_complete(found)
 

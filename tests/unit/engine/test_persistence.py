@@ -181,6 +181,25 @@ async def test_overwriting_a_marked_set_begins_another(policy: Start) -> None:
     assert await keys_in_memory(one) == set()
 
 
+async def test_set_with_a_folder_for_each_rank_goes_to_the_origin(policy: Start) -> None:
+    one = policy("none")
+    for rank in (0, 1):
+        assert await put(one, f"run/rank_{rank}/step_5/checkpoint.pt") == SENT
+    assert await put(one, "run/rank_0/step_5/metadata.metadata") == SENT
+    for rank in (0, 1):
+        assert await put(one, f"run/step_5/rank_{rank}/checkpoint.pt") == KEPT
+    assert await put(one, "run/step_5/rank_0/metadata.metadata") == KEPT
+    assert {plan.prefix for plan in await one.directory.plans(BUCKET, "")} == {"run/step_5/"}
+
+
+async def test_pointer_that_is_text_follows_too(policy: Start) -> None:
+    one = policy("every 2")
+    await put(one, "run/global_step1/mp_rank_00_model_states.pt")
+    assert await put(one, "run/latest", b"global_step1") == SENT
+    await put(one, "run/global_step2/mp_rank_00_model_states.pt")
+    assert await put(one, "run/latest", b"global_step2") == KEPT
+
+
 # -- pointers
 async def test_pointer_follows_what_it_names(policy: Start) -> None:
     one = policy("every 2")
