@@ -139,7 +139,9 @@ def _prefetch(options: argparse.Namespace, unknown: list[str]) -> int:
 
 def _promote(options: argparse.Namespace, unknown: list[str]) -> int:
     def told(lines: Iterable[bytes]) -> int:
-        count = _object(b"".join(lines))["promoted"]
+        count = _object(b"".join(lines)).get("promoted")
+        if not isinstance(count, int):
+            raise ValueError("it does not say how many")
         print(f"{count} {'object goes' if count == 1 else 'objects go'} to S3 from {options.uri}")
         return EXIT_OK
 

@@ -80,6 +80,8 @@ class _Admin(BaseHTTPRequestHandler):
             self.wfile.write(body)
             return
         body = json.dumps(line | {"failures": [failure], "is_over": False, "fault": ""}).encode() + b"\n"
+        if self.path.startswith("/promote?bucket=b&prefix=run%2F"):
+            body = b'{"promoted": 1}'
         if "whole" in self.path:
             body += json.dumps(line | {"done_count": 2, "failures": [], "is_over": True, "fault": ""}).encode() + b"\n"
         self.send_response(200)
@@ -235,13 +237,6 @@ def test_pin_without_a_node_is_one_line(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().err == f"tiergate: no node serves from {tmp_path}\n"
 
 
-@pytest.mark.parametrize("verb", ["prefetch", "pin", "unpin"])
-@pytest.mark.parametrize("uri", ["b/k", "s3:///k", "http://b/k"])
-def test_what_is_no_place_is_wrong_usage(verb: str, uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([verb, uri]) == cli.EXIT_USAGE
-    assert "is not of the form s3://BUCKET/PREFIX" in capsys.readouterr().err
-
-
 def test_checkpoints_are_a_table(admin: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["checkpoints", "s3://b/good/", "--admin-listen", admin]) == 0
     shown = capsys.readouterr()
@@ -282,8 +277,20 @@ def test_checkpoints_of_all_buckets_may_be_none(admin: str, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out) == {"places": [], "sets": []}
 
 
-def test_checkpoints_of_what_is_no_place_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["checkpoints", "b/k"]) == cli.EXIT_USAGE
+def test_promote_says_how_much_goes(admin: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["promote", "s3://b/run/", "--admin-listen", admin]) == 0
+    assert capsys.readouterr().out == "1 object goes to S3 from s3://b/run/\n"
+
+
+def test_promote_that_is_answered_by_something_else_fails(admin: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["promote", "s3://other", "--admin-listen", admin]) == cli.EXIT_UNREACHABLE
+    assert "it does not say how many" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["prefetch", "promote", "pin", "unpin", "checkpoints"])
+@pytest.mark.parametrize("uri", ["b/k", "s3:///k", "http://b/k"])
+def test_place_that_is_none_is_wrong_usage(command: str, uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command, uri]) == cli.EXIT_USAGE
     assert "is not of the form s3://BUCKET/PREFIX" in capsys.readouterr().err
 
 

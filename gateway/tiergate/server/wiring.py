@@ -173,7 +173,8 @@ async def leave_embedded(context: ChildContext) -> None:
     if owed:
         raise ConfigError(
             f"{context.folders.root} holds {len(owed)} writes that this node owes to the origin from when it was "
-            "alone: start it without cluster until they are written back, or choose another memory_dir"
+            "alone: start it without cluster until they are written back (tiergate promote for what a policy keeps in "
+            "memory), or choose another memory_dir"
         )
     shutil.rmtree(path)
 

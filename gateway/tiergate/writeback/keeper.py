@@ -13,7 +13,7 @@ from tiergate.checkpoints.recognition import set_prefix_of
 from tiergate.clock import Clock
 from tiergate.config import PrefixSettings
 from tiergate.directory.base import Committed, Directory, Intent
-from tiergate.errors import ConflictError, TiergateError
+from tiergate.errors import ConflictError, OriginError, TiergateError
 from tiergate.model import LOST, UNKNOWN_BASE, Kind, ObjectName, Pending, Plan, Record, Role, Stage
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
@@ -126,7 +126,10 @@ class Keeper:
         if not self._keeps_house():
             return
         for run in self._runs:
-            await self._keep(run)
+            try:
+                await self._keep(run)
+            except OriginError as error:
+                log.warning("what the origin has of a run cannot be asked now", prefix=run.prefix, error=error)
 
     async def promote_newest(self) -> None:
         """Before this node stops: of each run of which something is parked in its care, the newest complete set goes to
@@ -163,13 +166,13 @@ class Keeper:
                 await self._finish_drop(found.plan)
         await self._drop_superseded(look)
         await self._promote_idle(look)
-        if run.skip_superseded:
-            await self._skip_superseded(look)
-        await self._promote_pointers(look)
         for found in look.newest_first()[PLANS_COUNT:]:
             is_over = found.plan.stage is Stage.SENT or self._name_of(found.plan) in self._gone
             if is_over and not found.writes:
                 await self._directory.change_plan(found.plan, None)
+        await self._promote_pointers(look)
+        if run.skip_superseded:
+            await self._skip_superseded(look)
 
     async def _look(self, run: PrefixSettings) -> "Look":
         plans = await self._directory.plans(run.bucket, run.prefix)

@@ -465,3 +465,41 @@ async def test_what_is_parked_where_no_policy_is_any_more_is_owed(policy: Start)
     await keeper.round()
     assert await keys_in_memory(one) == set()
     assert len(await one.directory.pending()) == 3
+
+
+async def test_sets_whose_plan_was_forgotten_go_to_the_origin(policy: Start) -> None:
+    """As after a directory that forgot was told of them."""
+    one = policy("none")
+    await save(one, 1)
+    await save(one, 2)
+    assert await one.directory.change_plan(await plan_of(one, 1), None)
+    await keeper_of(one).round()
+    assert {key.split("/")[1] for key in await keys_in_memory(one)} == {"step_2"}
+
+
+async def test_origin_that_is_away_stops_no_upkeep(policy: Start) -> None:
+    one = policy("none", keep=1)
+    await save(one, 1)
+    await save(one, 2)
+    assert await put(one, POINTER, snapshot(7)) == KEPT
+    one.origin.is_away = True
+    await keeper_of(one).round()
+    assert {key.split("/")[1] for key in await keys_of(one) if key != POINTER} == {"step_2"}
+    assert (await pending_of(one, POINTER)).parked
+
+
+async def test_plans_are_forgotten_when_nothing_depends_on_them(policy: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tiergate.writeback.keeper.PLANS_COUNT", 2)
+    one = policy("none", keep=1)
+    keeper = keeper_of(one)
+    await save(one, 0, headers={"x-tiergate-persist": "s3"})
+    for step in range(1, 6):
+        await save(one, step)
+        await keeper.round()
+    await keeper.round()
+    left = {plan.prefix: plan.stage for plan in await one.directory.plans(BUCKET, "")}
+    assert left == {"run/step_0/": Stage.SENT, "run/step_4/": Stage.DROPPED, "run/step_5/": Stage.KEPT}
+    for write in await one.directory.pending():  # Its plan is kept while it is owed.
+        await one.directory.persisted(write.name, write.uid, "etag", 1.0)
+    await keeper.round()
+    assert await one.directory.get_plan(BUCKET, "run/step_0/") is None
