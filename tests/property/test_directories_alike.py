@@ -11,6 +11,7 @@ import pytest
 from tests.directoryrows import check_rows
 
 from tiergate.clock import SystemClock
+from tiergate.config import Persist
 from tiergate.directory.base import Committed, Directory, Intent, Seen
 from tiergate.directory.clustered import ClusteredDirectory
 from tiergate.directory.embedded import EmbeddedDirectory
@@ -23,11 +24,14 @@ from tiergate.model import (
     ObjectName,
     OriginUpload,
     Pending,
+    Plan,
     Record,
     Role,
+    Stage,
     Step,
     new_uid,
 )
+from tiergate.policy.persistence import Beginning
 from tiergate.testing.directory_contract import make_completed, make_part, make_upload, make_version
 from tiergate.testing.etcd import needs_etcd
 
@@ -42,6 +46,8 @@ NAMES = [
 ]
 HISTORIES_COUNT = 40
 CALLS_COUNT = 60
+SET = "r/1/"
+"""The one that has plans."""
 
 Call = Callable[[Directory, Seen], Awaitable[Any]]
 
@@ -79,8 +85,8 @@ class Pair:
         if isinstance(value, Seen):
             return self.as_first(value.record), self.as_first(value.pending)
         own = (
-            {"revision", "modified", "place", "start_revision"}
-            if isinstance(value, Record | Pending | Committed)
+            {"revision", "modified", "place", "start_revision", "dropped"}
+            if isinstance(value, Record | Pending | Committed | Plan)
             else set[str]()
         )
         changed = {name: self.revisions[getattr(value, name)] for name in own if hasattr(value, name)}
@@ -113,10 +119,36 @@ def any_call(rng: random.Random, count: int, name: ObjectName, started: list[str
     upload, up, new_up = OriginUpload(rng.choice(["", f"u{count}"]), now_s), rng.choice(started), f"up{count}"
     part = make_part(rng.randrange(1, 4), f"p{count}")
     conditional = rng.random() < 0.2
+    share, stage = rng.random(), rng.choice(list(Stage))
 
     def intent(seen: Seen) -> Intent:
         guard = (seen.guard if right else seen.guard + 1) if guarded else None
-        return Intent(role, 0, now_s, base, guard, conditional)
+        points_to = (SET,) if role is Role.POINTER and share < 0.5 else ()
+        return Intent(role, 0, now_s, base, guard, conditional, parked=share > 0.8, points_to=points_to)
+
+    async def put_planned(directory: Directory, seen: Seen) -> Committed:
+        plan = await directory.get_plan(name.bucket, SET)
+        return await directory.put(name, make_version(uid), replace(intent(seen), base=NO_BASE, plan=plan))
+
+    async def decide(directory: Directory, seen: Seen) -> Plan:
+        plan = await directory.get_plan(name.bucket, SET)
+        instead_of = plan.revision if plan is not None and guarded else 0
+        persist = Persist(2) if share < 0.5 else Persist(0)
+        beginning = Beginning(name.bucket, SET, "r/", persist, now_s, right, instead_of=instead_of)
+        return await directory.decide(beginning)
+
+    async def change_plan(directory: Directory, seen: Seen) -> object:
+        plan = await directory.get_plan(name.bucket, SET)
+        if plan is None or guarded:
+            return plan and await directory.drop_plan(plan)
+        return await directory.change_plan(plan if right else replace(plan, ordinal=99), replace(plan, stage=stage))
+
+    async def promote(directory: Directory, seen: Seen) -> int:
+        return await directory.promote([seen.pending] if seen.pending else [], now_s)
+
+    async def park(directory: Directory, seen: Seen) -> bool:
+        plan = await directory.get_plan(name.bucket, SET)
+        return plan is not None and await directory.park(name, owed(seen), plan)
 
     def owed(seen: Seen) -> str:
         return seen.pending.uid if seen.pending and right else "other"
@@ -180,8 +212,13 @@ def any_call(rng: random.Random, count: int, name: ObjectName, started: list[str
         end_step,
         lambda directory, seen: directory.settled_set(name, owed(seen)),
         lambda directory, seen: directory.end_spilled(up, make_version(uid), [(1, "e")], now_s),
+        put_planned,
+        decide,
+        change_plan,
+        promote,
+        park,
     ]
-    weights = [8, 3, 4, 3, 1, 1, 4, 3, 1, 6, 2, 1, 1, 2, 2, 3, 1, 1, 1, 2, 2, 2, 1, 1]
+    weights = [8, 3, 4, 3, 1, 1, 4, 3, 1, 6, 2, 1, 1, 2, 2, 3, 1, 1, 1, 2, 2, 2, 1, 1, 6, 3, 2, 3, 2]
     return rng.choices(calls, weights)[0]
 
 
@@ -201,9 +238,12 @@ async def compare_all(pair: Pair, started: list[str]) -> None:
             )
         await pair.compare(lambda directory, at=bucket: directory.standing_markers(at, ["r/1/", "r/", ""]))  # type: ignore[misc]
         await pair.compare(lambda directory, at=bucket: directory.list_uploads(at, ""))  # type: ignore[misc]
+        await pair.compare(lambda directory, at=bucket: directory.plans(at, "r/"))  # type: ignore[misc]
+        await pair.compare(lambda directory, at=bucket: directory.get_run(at, "r/"))  # type: ignore[misc]
         first, second = [await each.origin_upload_ids(bucket) for each in (pair.first, pair.second)]
         assert second <= first
     await pair.compare(lambda directory: directory.pending())
+    await pair.compare(lambda directory: directory.parked())
     await pair.compare(lambda directory: directory.oldest_pending_s())
     await pair.compare(lambda directory: directory.owed_bytes())
     await pair.compare(lambda directory: directory.live_holders())
