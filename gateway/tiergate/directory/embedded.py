@@ -190,6 +190,9 @@ class EmbeddedDirectory(OwedChanges):
         return [write for write in self._writes() if not write.parked]
 
     async def parked(self) -> list[Pending]:
+        with self._reading() as rows:
+            if not rows.number("parked"):
+                return []  # Much else may be pending.
         return [write for write in self._writes() if write.parked]
 
     def _writes(self) -> list[Pending]:
