@@ -61,6 +61,8 @@ def test_every_second_set_goes_to_the_origin_and_all_are_shown(
     status = node.status()["writeback"]
     assert (status["pending"], status["parked"]) == (0, 6)
     assert node.metric("tiergate_writeback_oldest_pending_seconds") == 0.0
+    assert node.metric("tiergate_persistence_parked_writes") == 6
+    assert node.metric("tiergate_persistence_parked_bytes") == 6 * len(b"shard")
     node.kill9()
     node.start()
     assert {key: node.client().head_object(Bucket=bucket, Key=key)["ETag"] for key in etags} == etags
@@ -135,6 +137,7 @@ def test_pointer_goes_when_what_it_names_does_and_a_set_goes_whole(
     node.wait_until("the pointer follows", lambda: POINTER in keys_of(direct, bucket))
     assert steps_of(direct, bucket) == {"step_1", "step_2"}
     assert puts(proxy)[-2:] == ["run/step_1/.metadata", POINTER]
+    assert node.metric("tiergate_persistence_promoted_sets_total") == 2
 
 
 @pytest.mark.semantics("P14.5")
