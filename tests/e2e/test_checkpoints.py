@@ -71,7 +71,8 @@ def tell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
         capsys.readouterr()
         where = ["--memory-dir", str(node.memory_dir), "--admin-listen", "127.0.0.1:0"]
         status = cli.main(["checkpoints", *words, *where])
-        return Told(status, *capsys.readouterr())
+        printed = capsys.readouterr()
+        return Told(status, printed.out, printed.err)
 
     return tell
 
