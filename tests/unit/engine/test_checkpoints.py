@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 from tests.unit.engine.cluster import BUCKET, Cluster, Node, name_of
@@ -12,8 +13,9 @@ from tiergate.checkpoints import recognition
 from tiergate.checkpoints.newest import UnseenTierError, newest
 from tiergate.checkpoints.sets import Manifest, ReadBody, SetName, SetState, SetStatus, Tier
 from tiergate.engine.checkpoints import Checkpoints, Place
+from tiergate.engine.reads import Openings
 from tiergate.errors import NotFoundError, OriginTemporaryError, OverloadedError, RequestError
-from tiergate.model import Bucket
+from tiergate.model import Bucket, Record
 from tiergate.origin.answers import OriginPage
 
 Start = Callable[..., Cluster]
@@ -359,6 +361,25 @@ async def test_markers_are_read_once_for_as_long_as_their_sets_stay_what_they_ar
     found = await sets_under(checkpoints)
     assert (found[1].tiers[Tier.S3].state, found[1].is_whole, found[2].is_whole) == (DAMAGED, False, True)
     assert read[2:] == [1]
+
+
+async def test_what_was_read_of_another_version_than_was_listed_is_not_remembered(
+    start: Start, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = start(1, alone=True, revalidate_s="0s")
+    await persist(cluster, await save(cluster["a"], 1))
+    checkpoints, name = watch(cluster["a"]), name_of(f"run/step-1/{INDEX}")
+    listed, read = cluster.origin.objects[name], Openings.read
+
+    async def late(openings: Openings, *words: Any) -> tuple[Record, bytes]:
+        cluster.origin.put_foreign(name, b'{"weight_map": {"w": "other.safetensors"}}')
+        return await read(openings, *words)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Openings, "read", late)
+        assert (await sets_under(checkpoints))[1].is_whole is False
+    cluster.origin.objects[name] = listed
+    assert (await sets_under(checkpoints))[1].is_whole is True
 
 
 async def test_everywhere_looks_into_all_buckets_and_says_where_it_could_not(start: Start, watch: Watch) -> None:
