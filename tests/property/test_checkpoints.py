@@ -44,27 +44,24 @@ class Thing:
 
 @dataclass(slots=True)
 class Model:
-    """What there is. `pending`: when the write was made that S3 lacks, also of deletions."""
+    """What there is. `pending`: when the write was made that S3 lacks, also of deletions; `known`: when the version was
+    written that the directory takes for the current one."""
 
     things: dict[str, Thing] = field(default_factory=dict)
     pending: dict[str, int] = field(default_factory=dict)
+    known: dict[str, int] = field(default_factory=dict)
     order: int = 0
 
     def change(self, key: str, thing: Thing | None) -> None:
         """A key was written or deleted."""
         old, marker_key = self.things.pop(key, None), key[: key.rfind("/") + 1] + INDEX
         marker = self.things.get(marker_key)
-        if (
-            old
-            and old.order
-            and marker
-            and key != marker_key
-            and marker_key in self.pending
-            and marker.order > old.order
-        ):
+        known_order = self.known.pop(key, None)
+        is_after = marker is not None and known_order is not None and marker.order > known_order
+        if marker is not None and is_after and key != marker_key and marker_key in self.pending:
             marker.disturbed = True
         if thing is not None:
-            self.things[key] = thing
+            self.things[key], self.known[key] = thing, self.order
         if thing is not None or old is not None or key not in self.pending:
             self.pending[key] = self.order
 
@@ -155,9 +152,11 @@ class Play:
 
     async def forget(self, key: str) -> None:
         """The directory has no room for what S3 has."""
-        if key in self.model.things and key not in self.model.pending and not key.endswith(INDEX):
+        if key in self.model.known and key not in self.model.pending and not key.endswith(INDEX):
             self.node.rooms.let_go(await self.cluster.directory.forget(name_of(key), None))
-            self.model.things[key].memory, self.model.things[key].order = False, 0
+            del self.model.known[key]
+            if key in self.model.things:
+                self.model.things[key].memory = False
 
     async def behind(self, key: str) -> None:
         """Somebody deletes, or writes, behind the gateway what it does not owe."""
