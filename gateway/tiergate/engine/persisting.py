@@ -128,6 +128,9 @@ class Persisting:
             plan = await directory.decide(
                 Beginning(bucket, prefix, policy.prefix, persist, now_s, may_park, wish, instead_of)
             )
+            if plan.stage is Stage.SENT:
+                # What a directory that forgot was told of lies there without a plan.
+                await self._promotion.under(bucket, prefix)
         if plan.stage is Stage.PROMOTING or (wish is Wish.S3 and plan.stage is not Stage.SENT):
             await self._promotion.promote(plan)
             plan = await directory.get_plan(bucket, prefix) or plan

@@ -8,6 +8,7 @@ more; then markers and pointers are owed, the innermost first. Write-back's fenc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from tiergate.checkpoints.markers import scope_of
 from tiergate.checkpoints.recognition import set_prefix_of
 from tiergate.clock import Clock
 from tiergate.config import PrefixSettings
@@ -52,10 +53,16 @@ class Promotion:
         if pending is None or not pending.parked:
             return
         run = self.run_of(name)
-        own = {set_prefix_of(name.key, run)} - {""} if run is not None else set[str]()
-        for prefix in sorted({*pending.points_to, *own}):
+        own = set_prefix_of(name.key, run) if run is not None else ""
+        for prefix in sorted({*pending.points_to, own} - {""}):
             await self._promote_set(name.bucket, prefix)
-        await self._owe([pending])
+        if run is not None and not own:
+            await self._owe([pending])
+            return
+        pending = (await self._directory.get(name)).pending
+        if pending is not None and pending.parked:
+            # Nobody knows of a plan: what it may speak for goes first.
+            await self.under(name.bucket, own or scope_of(name.key))
 
     async def clear(self, name: ObjectName, role: Role) -> None:
         """See that a key can be written straight to the origin: nothing of its set stays in memory. Of a pointer right
@@ -64,7 +71,7 @@ class Promotion:
         if run is not None:
             prefix = set_prefix_of(name.key, run)
             if prefix:
-                await self._promote_set(name.bucket, prefix)
+                await self.under(name.bucket, prefix)
             elif role is Role.POINTER:
                 await self.under(name.bucket, run)
         await self.owe(name)

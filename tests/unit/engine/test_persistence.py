@@ -15,6 +15,7 @@ from tiergate.writeback.promotion import Promotion
 
 KEPT, SENT = "memory:1; kept=memory", "memory:1"
 POINTER = "run/checkpoint_manager_snapshot.json"
+NAMES = ("__0_0.distcp", "__1_0.distcp", ".metadata")
 
 Start = Callable[..., Cluster]
 
@@ -244,9 +245,6 @@ async def test_promoted_set_takes_its_pointer_along(policy: Start) -> None:
     assert await keys_in_memory(one) == set()
 
 
-NAMES = ("__0_0.distcp", "__1_0.distcp", ".metadata")
-
-
 # -- what needs the origin
 async def test_forwarded_operation_takes_the_whole_set_out_of_memory(policy: Start) -> None:
     one = policy("none")
@@ -255,6 +253,30 @@ async def test_forwarded_operation_takes_the_whole_set_out_of_memory(policy: Sta
     await promotion_of(one).owe(name_of("run/step_1/__0_0.distcp"))
     assert await keys_in_memory(one) == {f"run/step_2/{name}" for name in NAMES}
     assert set(await save(one, 3)) == {KEPT}
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_what_has_no_plan_any_more_takes_what_lies_beside_it_along(policy: Start, name: str) -> None:
+    """A marker is not owed before the set that it speaks for."""
+    one = policy("none")
+    await save(one, 1)
+    await save(one, 2)
+    assert await one.directory.change_plan(await plan_of(one, 1), None)
+    await promotion_of(one).owe(name_of(f"run/step_1/{name}"))
+    assert await keys_in_memory(one) == {f"run/step_2/{each}" for each in NAMES}
+
+
+@pytest.mark.parametrize("through", [False, True])
+async def test_set_that_lost_its_plan_goes_before_what_is_written_of_it(policy: Start, through: bool) -> None:
+    one = policy("none")
+    await save(one, 1)
+    assert await one.directory.change_plan(await plan_of(one, 1), None)
+    if through:
+        marker = name_of("run/step_1/other.metadata")
+        await promotion_of(one).clear(marker, one["a"].rooms.role_of(marker, 1))
+    else:
+        assert await put(one, "run/step_1/.metadata", headers={"x-tiergate-persist": "s3"}) == SENT
+    assert await keys_in_memory(one) == set()
 
 
 async def test_write_through_takes_the_set_out_of_memory_first(policy: Start) -> None:
