@@ -5,6 +5,7 @@ import os
 from typing import Any
 
 import pytest
+from tests.dcp import dcp_list
 from tests.etcds import StartCluster
 from tests.nodes import StartNode
 from tests.several import memory_ack
@@ -14,7 +15,9 @@ from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.objects import ack_of, body_of, keys_of
 from tiergate.testing.rules import Cut
 
-NAMES = ("__0_0.distcp", "__1_0.distcp", ".metadata")
+SHARDS = ("__0_0.distcp", "__1_0.distcp")
+NAMES = (*SHARDS, ".metadata")
+LIST = dcp_list(*SHARDS)
 POINTER = "run/checkpoint_manager_snapshot.json"
 DROPPED = "tiergate_persistence_dropped_sets_total"
 
@@ -24,9 +27,13 @@ def policy(bucket: str, more: str) -> tuple[str, str]:
     return "--prefix", f"{{uri = 's3://{bucket}/run/', {more}}}"
 
 
-def save(client: Any, bucket: str, step: int, data: bytes = b"shard", **how: Any) -> set[str]:
+def save(client: Any, bucket: str, step: int, **how: Any) -> set[str]:
     """A checkpoint; under which rules its objects were acknowledged."""
-    return {ack_of(client.put_object(Bucket=bucket, Key=f"run/step_{step}/{name}", Body=data, **how)) for name in NAMES}
+    bodies = dict.fromkeys(SHARDS, b"shard") | {".metadata": LIST}
+    return {
+        ack_of(client.put_object(Bucket=bucket, Key=f"run/step_{step}/{name}", Body=body, **how))
+        for name, body in bodies.items()
+    }
 
 
 def steps_of(client: Any, bucket: str) -> set[str]:
@@ -62,11 +69,11 @@ def test_every_second_set_goes_to_the_origin_and_all_are_shown(
     assert (status["pending"], status["parked"]) == (0, 6)
     assert node.metric("tiergate_writeback_oldest_pending_seconds") == 0.0
     assert node.metric("tiergate_persistence_parked_writes") == 6
-    assert node.metric("tiergate_persistence_parked_bytes") == 6 * len(b"shard")
+    assert node.metric("tiergate_persistence_parked_bytes") == 4 * len(b"shard") + 2 * len(LIST)
     node.kill9()
     node.start()
     assert {key: node.client().head_object(Bucket=bucket, Key=key)["ETag"] for key in etags} == etags
-    assert body_of(node.client(), bucket, "run/step_3/.metadata") == b"shard"
+    assert body_of(node.client(), bucket, "run/step_3/.metadata") == LIST
     assert steps_of(direct, bucket) == {"step_0", "step_2"}
 
 
@@ -174,6 +181,12 @@ def test_superseded_sets_are_dropped_whole_and_not_before(
     save(client, bucket, 3)
     node.wait_until("older ones are dropped", lambda: node.metric(DROPPED) == 2)
     assert steps_of(client, bucket) == {"step_3"}
+    # What its own list does not find whole supersedes nothing.
+    client.put_object(Bucket=bucket, Key="run/step_4/__0_0.distcp", Body=b"shard")
+    client.put_object(Bucket=bucket, Key="run/step_4/.metadata", Body=LIST)
+    save(client, bucket, 5)
+    node.wait_until("only the last is whole", lambda: node.metric(DROPPED) == 4)
+    assert steps_of(client, bucket) == {"step_5"}
     assert keys_of(direct, bucket) == []
     assert [seen for seen in proxy.requests if seen.method == "DELETE" and seen.bucket == bucket] == []
 

@@ -12,6 +12,7 @@ from tiergate.child import ChildContext
 from tiergate.engine.checkpoints import Checkpoints
 from tiergate.engine.prefetch import Prefetch
 from tiergate.engine.rooms import Rooms
+from tiergate.engine.wholesets import WholeSets
 from tiergate.errors import FencedError, OverloadedError, TiergateError, invariant
 from tiergate.observe.logs import get_logger
 from tiergate.policy.bandwidth import TokenBucket
@@ -29,7 +30,7 @@ from tiergate.server.wiring import (
     view_of,
 )
 from tiergate.writeback.drain import Drain, Peers, Report
-from tiergate.writeback.keeper import Keeper, has_marker
+from tiergate.writeback.keeper import Keeper
 from tiergate.writeback.promotion import Promotion
 from tiergate.writeback.recovery import Sweep, recover, recover_member
 from tiergate.writeback.repair import Repair
@@ -91,6 +92,7 @@ class Background:
         self._promotion = Promotion(
             rooms.directory, rooms.settings.prefix_for, rooms.clock, rooms.metrics, self._uploader.wake
         )
+        self._checkpoints = Checkpoints(rooms)
         self._keeper = self._open_keeper(cluster)
         self._report = Report()
         self._retaining = open_retaining(rooms, cluster)
@@ -130,8 +132,7 @@ class Background:
         if not await self._recover():
             deaths.set()
         prefetch = Prefetch(rooms, self._cluster.directory if self._cluster else None)
-        checkpoints = Checkpoints(rooms)
-        sets = CheckpointRoutes(rooms, uploader, checkpoints)
+        sets = CheckpointRoutes(rooms, uploader, self._checkpoints)
         runner = Admin(
             context,
             rooms,
@@ -170,7 +171,7 @@ class Background:
             loop.remove_reader(context.deaths_fd)
             await runner.cleanup()
             await prefetch.close()
-            await checkpoints.close()
+            await self._checkpoints.close()
 
     async def _after_join(self, epoch: int, resumed: bool) -> None:
         """What follows each join. It is cancelled when the membership of this epoch ends, and called again if it fails
@@ -189,7 +190,7 @@ class Background:
             rooms.settings.prefixes,
             rooms.clock,
             rooms.metrics,
-            has_marker,
+            WholeSets(self._checkpoints, rooms.clock).judge,
             rooms.settings.marker_quiet_s,
             cluster.keeps_house if cluster is not None else lambda: True,
             rooms.replaced,

@@ -5,9 +5,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
+from tests.dcp import dcp_list
 from tests.unit.engine.cluster import BUCKET, Cluster, content, etag_of, name_of
 
 from tiergate.engine.acks import ACK_HEADER
+from tiergate.engine.checkpoints import Checkpoints
+from tiergate.engine.wholesets import WholeSets
 from tiergate.errors import RequestError
 from tiergate.model import LOST, Pending, Plan, Stage
 from tiergate.writeback.keeper import Found, Keeper, has_marker
@@ -525,3 +528,30 @@ async def test_plans_are_forgotten_when_nothing_depends_on_them(policy: Start, m
         await one.directory.persisted(write.name, write.uid, "etag", 1.0)
     await keeper.round()
     assert await one.directory.get_plan(BUCKET, "run/step_0/") is None
+
+
+async def test_only_a_set_that_its_own_list_finds_whole_supersedes_others(policy: Start) -> None:
+    one = policy("none", keep=1)
+    checkpoints = Checkpoints(one["a"].rooms)
+    keeper = keeper_of(one, WholeSets(checkpoints, one.clock).judge)
+    shards = NAMES[:2]
+
+    async def save_listed(step: int, *there: str) -> None:
+        for name in there:
+            await put(one, f"run/step_{step}/{name}")
+        await put(one, f"run/step_{step}/.metadata", dcp_list(*shards))
+
+    async def steps() -> set[str]:
+        return {key.split("/")[1] for key in await keys_in_memory(one)}
+
+    try:
+        await save_listed(1, *shards)
+        await save_listed(2, shards[0])
+        await keeper.round()
+        assert await steps() == {"step_1", "step_2"}
+        await put(one, f"run/step_2/{shards[1]}")
+        await save_listed(3, *shards)
+        await keeper.round()
+        assert await steps() == {"step_3"}
+    finally:
+        await checkpoints.close()
