@@ -41,6 +41,7 @@ class PrefixTable:
     keep_count: int
     skip_superseded: bool
     promote_idle_s: float
+    reuse: bool
 
 
 def _copies(value: object) -> int:
@@ -69,6 +70,7 @@ _KEYS: dict[str, Callable[[object], object]] = {
     "keep": _kept,
     "skip_superseded": parse_flag,
     "promote_idle": parse_duration,
+    "reuse": parse_flag,
 }
 
 KEYS = frozenset(_KEYS)
@@ -115,6 +117,7 @@ def settle_prefixes(
             keep_count=table.keep_count,
             skip_superseded=table.skip_superseded,
             promote_idle_s=table.promote_idle_s,
+            reuse=table.reuse,
         )
         for table in tables
     )
@@ -170,4 +173,5 @@ def _parse_table(raw: object) -> PrefixTable:
         keep_count=cast("int", values.get("keep", KEEP_COUNT)),
         skip_superseded=cast("bool", values.get("skip_superseded", False)),
         promote_idle_s=cast("float", values.get("promote_idle", PROMOTE_IDLE_S)),
+        reuse=cast("bool", values.get("reuse", False)),
     )

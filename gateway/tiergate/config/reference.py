@@ -35,6 +35,7 @@ keep = 2                  # the newest two whole checkpoints are evicted last; t
                           # dropped once so many newer complete ones are there
 skip_superseded = true    # what write-back has not begun stays in memory if a newer complete one is there
 promote_idle = "10m"      # so long after the run's last write its newest complete one goes to S3 ("0": never)
+reuse = true              # a run: what did not change since an earlier set of it is copied inside the origin, not sent
 ```
 
 With `persist` or `keep` the prefix is that of a *run* (its URI ends with a slash, or names a bucket), and each folder

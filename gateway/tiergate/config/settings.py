@@ -43,7 +43,8 @@ class PrefixSettings:
     `immutable`: keys are written once, so a held copy is current without asking. `exclusive`: only gateways
     write there, so the directory is the truth. `etag`: whether every body gets its exact MD5. `fence`,
     `markers` and `replicas_count` (on how many nodes of a cluster a write is before it is acknowledged; None: 2 where
-    there is a peer) include what is set for the node as a whole.
+    there is a peer) include what is set for the node as a whole. `reuse`: it is a run, whose objects that did not
+    change since one of its earlier sets are copied inside the origin instead of sent.
 
     `is_run`: it holds one set a folder; then `prefix` is empty, or ends with its slash. Of a run the newest
     `keep_count` whole sets are evicted last. `persist`: which of its checkpoints go to the origin, None for all,
@@ -65,6 +66,7 @@ class PrefixSettings:
     keep_count: int = KEEP_COUNT
     skip_superseded: bool = False
     promote_idle_s: float = PROMOTE_IDLE_S
+    reuse: bool = False
 
 
 def _private_folder(machine: Machine) -> Path:

@@ -30,7 +30,8 @@ from tiergate.origin.client import Condition, PutAnswer
 from tiergate.origin.stamp import described
 from tiergate.s3.checksums import ALGORITHMS, HEADER_PREFIX
 from tiergate.s3.conditions import check_write
-from tiergate.writeback.sender import origin_changed, proof
+from tiergate.writeback.proofs import proof
+from tiergate.writeback.sender import origin_changed
 
 COMMIT_ATTEMPTS_COUNT = 8
 

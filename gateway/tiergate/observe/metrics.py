@@ -221,6 +221,9 @@ class Metrics:
             "writeback_persist_delay", "Time from a commit until the origin held it.", "role"
         )
         self.persisted_bytes = counter("writeback_persisted_bytes", "bytes", "Bytes the origin took over.")
+        self.reused_bytes = counter(
+            "writeback_reused_bytes", "bytes", "Bytes copied inside the origin instead of sent, since they were there."
+        )
         self.writeback_retries = counter("writeback_retries", "writes", "Write-backs put off after a fault.")
         self.superseded_writes = counter(
             "writeback_superseded_writes", "writes", "Write-backs given up for a newer write of the key."

@@ -21,6 +21,7 @@ from tiergate.origin.answers import (
     PutAnswer,
 )
 from tiergate.origin.channel import Channel, OriginRequest, discard
+from tiergate.origin.copying import CopySource, copy_headers
 from tiergate.origin.credentials import CredentialChain
 from tiergate.origin.documents import (
     Document,
@@ -38,6 +39,7 @@ from tiergate.origin.reading import (
     hand_on,
     ranged_object,
     read_completion,
+    read_copy,
     read_head,
     read_put,
     read_region,
@@ -204,6 +206,24 @@ class OriginClient:
 
         return await self._conditionally(condition or Condition.none(), send)
 
+    async def copy_object(
+        self, name: ObjectName, source: CopySource, headers: Mapping[str, str], condition: Condition | None = None
+    ) -> PutAnswer:
+        """Have the origin make an object of the bytes of another, if that is still `source`. `headers` are
+        PutObject's: nothing else is taken over from the source. Nothing is found out here of whether the origin
+        heeds conditions, nor is one left out but where none are sent. See `put_object` for lost answers.
+
+        Raises:
+            OriginRefusedError: PreconditionFailed (412: the source's condition, or the key's), NoSuchKey (404),
+                NotImplemented (501), InvalidRequest (more than 5 GiB), ...
+        """
+        sent = (*_sendable(headers), *copy_headers(source))
+        sent += (("x-amz-metadata-directive", "REPLACE"), ("x-amz-tagging-directive", "REPLACE"))
+        if condition is not None and condition.header and self.conditional_writes:
+            sent += ((condition.header, condition.value),)
+        request = OriginRequest("PUT", name.bucket, name.key, "", sent, operation="CopyObject")
+        return await self.channel.call(request, read_copy)
+
     async def delete_object(self, name: ObjectName, version_id: str | None = None) -> None:
         """Delete a key, or one version of it; a key that does not exist is fine."""
         query = encode_query([("versionId", version_id)]) if version_id else ""
@@ -248,6 +268,20 @@ class OriginClient:
         request = OriginRequest("PUT", name.bucket, name.key, query, tuple(headers.items()), body, "UploadPart")
         answer = await self.channel.call(request, read_put)
         return answer.etag
+
+    async def upload_part_copy(
+        self, name: ObjectName, upload_id: str, number: int, source: CopySource, start: int, end: int
+    ) -> PutAnswer:
+        """Have the origin make a part of the bytes [start, end) of an object of more than 5 MB, if that is still
+        `source`.
+
+        Raises:
+            OriginRefusedError: PreconditionFailed (412), NoSuchKey (404, the source), NoSuchUpload, ...
+        """
+        query = encode_query([("partNumber", str(number)), ("uploadId", upload_id)])
+        sent = (*copy_headers(source), ("x-amz-copy-source-range", f"bytes={start}-{end - 1}"))
+        request = OriginRequest("PUT", name.bucket, name.key, query, sent, operation="UploadPartCopy")
+        return await self.channel.call(request, read_copy)
 
     async def complete_multipart_upload(
         self,

@@ -9,6 +9,7 @@ from tiergate.origin.channel import discard
 from tiergate.origin.documents import Document
 from tiergate.origin.refusals import error_of, fault_of
 from tiergate.origin.wire import MAX_ERROR_BYTES, OriginAnswer
+from tiergate.s3.checksums import ALGORITHMS
 
 _STATUSES = {
     "ConditionalRequestConflict": 409,
@@ -48,12 +49,29 @@ async def read_completion(answer: OriginAnswer) -> PutAnswer:
 
     https://docs.aws.amazon.com/AmazonS3/latest/API/API_CompleteMultipartUpload.html
     """
+    document = await _outcome(answer)
+    return put_answer_of(lower_names(answer.headers), document.text("ETag"))
+
+
+async def read_copy(answer: OriginAnswer) -> PutAnswer:
+    """What an answer to CopyObject or UploadPartCopy says. Its outcome is in the body too; the checksums told there are
+    among the headers, where a put's are.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html
+    """
+    document = await _outcome(answer)
+    told = {known.header: document.text(f"Checksum{name.upper()}") for name, known in ALGORITHMS.items()}
+    headers = lower_names(answer.headers) | {header: value for header, value in told.items() if value}
+    return put_answer_of(headers, document.text("ETag"))
+
+
+async def _outcome(answer: OriginAnswer) -> Document:
     body = await answer.read(MAX_ERROR_BYTES)
     document = Document.parse(body)
     if document.name == "Error":
         fault = fault_of(500, (), body)
         raise error_of(_STATUSES.get(fault.code, 400), answer.headers, body, fault)
-    return put_answer_of(lower_names(answer.headers), document.text("ETag"))
+    return document
 
 
 def _length(answer: OriginAnswer) -> int:

@@ -50,6 +50,7 @@ TOTALS = (
     "evictions",
     "integrity_failures",
     "persisted_bytes",
+    "reused_bytes",
     "writeback_retries",
     "quarantines",
     "through_writes",

@@ -197,6 +197,11 @@ def origin_settings(settings: Settings) -> OriginSettings:
 def open_uploader(rooms: Rooms, standing: Standing) -> Uploader:
     """The node's write-back, for the one process that does it."""
     settings = rooms.settings
+
+    def run_of(name: ObjectName) -> str | None:
+        found = settings.prefix_for(name.bucket, name.key)
+        return found.prefix if found.reuse else None
+
     sender = Sender(
         rooms.directory,
         rooms.memory,
@@ -207,6 +212,7 @@ def open_uploader(rooms: Rooms, standing: Standing) -> Uploader:
         SenderSettings(settings.writeback_concurrency_count, settings.origin_checksums),
         standing,
         rooms.replication,
+        run_of,
     )
     slots = asyncio.Semaphore(settings.writeback_concurrency_count)
     hold = HoldBounds(settings.marker_hold_s, partial(has_room_to_hold, rooms.memory, settings.marker_hold_percent))

@@ -26,7 +26,9 @@ from tiergate.origin.client import Condition, OriginClient, OriginObject
 from tiergate.origin.retry import Tries
 from tiergate.origin.stamp import described
 from tiergate.replication.base import Alone, Notice, Replication
-from tiergate.s3.checksums import FULL_OBJECT, HEADER_PREFIX, block_checksum, bodies_crc64nvme
+from tiergate.s3.checksums import FULL_OBJECT, block_checksum
+from tiergate.writeback.proofs import part_checksum, proof, whole_proof
+from tiergate.writeback.reuse import Reuse, RunOf, no_run
 from tiergate.writeback.standing import ALONE, Standing
 from tiergate.writeback.withdrawal import Withdrawals, bodies_of
 
@@ -79,6 +81,7 @@ class Sender:
         settings: SenderSettings,
         standing: Standing = ALONE,
         replication: Replication | None = None,
+        run_of: RunOf = no_run,
     ) -> None:
         self._directory = directory
         self._memory = memory
@@ -89,6 +92,7 @@ class Sender:
         self._settings = settings
         self._standing = standing
         self._replication = replication or Alone()
+        self._reuse = Reuse(directory, origin, metrics, run_of)
         self._knows: dict[str, bool] = {}
         """Checksum algorithms that the origin took, or refused."""
 
@@ -198,16 +202,21 @@ class Sender:
             if version.multipart:
                 await self._multipart(write, version, held, condition, visible, algorithm, kind)
                 return True
+            source = await self._reuse.source_of(write, version)
             async with visible(write):
                 await self._clear_way(write)
-                answer = await self._origin.put_object(
-                    write.name,
-                    version.size_bytes,
-                    stream(version.parts, held),
-                    described(version, write.name) | whole_proof(version, algorithm),
-                    condition,
-                )
-                self._knows[algorithm] = True
+                answer = None
+                if source is not None:
+                    answer, condition = await self._reuse.whole(write, version, source, algorithm, condition)
+                if answer is None:
+                    answer = await self._origin.put_object(
+                        write.name,
+                        version.size_bytes,
+                        stream(version.parts, held),
+                        described(version, write.name) | whole_proof(version, algorithm),
+                        condition,
+                    )
+                    self._knows[algorithm] = True
                 await self._landed(write, version, answer.etag)
                 return True
         except OriginRefusedError as refused:
@@ -243,6 +252,7 @@ class Sender:
     ) -> None:
         """The client's own parts, so that an all-exact object has S3's own ETag. Parts travel before their turn."""
         upload_id, there = await self._resume(write, version, algorithm, kind)
+        copies = await self._reuse.parts(write, version, upload_id, algorithm)
         slots = asyncio.Semaphore(self._settings.part_concurrency_count)
 
         async def send(part: Part, pin: Pin | None) -> tuple[int, str]:
@@ -250,6 +260,9 @@ class Sender:
             if known is not None and known[1] == part.body.size_bytes:
                 return part.number, known[0]
             async with slots:
+                copied = await copies.copy(part) if copies else None
+                if copied is not None:
+                    return part.number, copied
                 headers = proof(algorithm, part_checksum(part, algorithm)) if algorithm else {}
                 etag = await self._origin.upload_part(
                     write.name, upload_id, part.number, part.body.size_bytes, stream((part,), (pin,)), headers
@@ -372,28 +385,6 @@ def origin_changed(refused: OriginRefusedError, base: str) -> bool:
     if refused.code == "NoSuchKey":
         return base != NO_BASE
     return refused.status == 412 or refused.code == "ConditionalRequestConflict"
-
-
-def whole_proof(version: Version, algorithm: str) -> dict[str, str]:
-    """The headers that prove a version sent at once; none without an algorithm."""
-    if not algorithm:
-        return {}
-    value = version.checksums.get(algorithm) or bodies_crc64nvme([part.body for part in version.parts])
-    return proof(algorithm, value) if value else {}
-
-
-def part_checksum(part: Part, algorithm: str) -> str:
-    """The base64 checksum of a part: the client's, or from those kept of its blocks."""
-    return part.checksums.get(algorithm) or bodies_crc64nvme((part.body,)) or ""
-
-
-def proof(algorithm: str, value: str) -> dict[str, str]:
-    """The headers that prove a body. The one that names the algorithm is optional in general, but S3 demands it for
-    objects under a retention period, and some servers keep no checksum without it.
-
-    https://docs.aws.amazon.com/AmazonS3/latest/API/API_PutObject.html
-    """
-    return {f"{HEADER_PREFIX}{algorithm}": value, "x-amz-sdk-checksum-algorithm": algorithm.upper()}
 
 
 async def all_of(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
