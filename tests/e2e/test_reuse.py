@@ -11,12 +11,12 @@ from tests.nodes import StartNode
 
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import RunningNode
-from tiergate.testing.objects import body_of, refusal, uploads_of
+from tiergate.testing.objects import body_of, is_missing, uploads_of
 from tiergate.testing.origins import MotoOrigin, SeaweedOrigin
 from tiergate.testing.rules import Action, Answer, Cut, Gate, Hold
 
 MIB = 1 << 20
-SIZE = 12 * MIB
+SIZE = 9 * MIB
 CONFIG = TransferConfig(multipart_threshold=MIB, multipart_chunksize=5 * MIB)
 IDENTITY = ("ContentLength", "ContentType", "Metadata", "ETag", "LastModified")
 
@@ -89,7 +89,7 @@ def test_what_did_not_change_is_copied_and_what_did_is_sent(
     assert proxy.seen(operation, "run/step-2/model") == []
     source = direct.head_object(Bucket=bucket, Key="run/step-1/frozen")["ETag"]
     done = [seen for seen in proxy.seen(operation, "run/step-2/frozen") if seen.origin_status == 200]
-    assert len(done) == (3 if upload is in_parts else 1)
+    assert len(done) == (2 if upload is in_parts else 1)
     assert {seen.headers["x-amz-copy-source-if-match"] for seen in done} == {source}
     assert node.status()["totals"]["reused_bytes"] == SIZE
     # A third set finds the conditions heeded and asks for nothing but the copy.
@@ -123,10 +123,7 @@ def test_an_origin_that_ignores_conditions_of_copies_is_sent_everything(
 FAULTS: tuple[Action, ...] = (
     Answer(404, "NoSuchKey"),
     Answer(412, "PreconditionFailed"),
-    Answer(403, "AccessDenied"),
     Answer(200, "InternalError"),
-    Answer(200, "AccessDenied"),
-    Answer(503, "SlowDown"),
     Cut(after_origin=True),
 )
 
@@ -181,7 +178,7 @@ def test_a_source_that_is_deleted_while_it_is_copied_costs_nothing_but_the_copy(
     gate.release()
     node.wait_settled()
 
-    assert refusal(lambda: direct.head_object(Bucket=bucket, Key="run/step-1/frozen"))[0] == 404
+    assert is_missing(direct, bucket, "run/step-1/frozen")
     assert_is_there(client, direct, bucket, "run/step-2/frozen", data, before)
     assert sent_bytes(proxy, "run/step-2/frozen") == SIZE
 
@@ -227,7 +224,7 @@ def test_a_copy_that_is_visible_waits_for_its_turn_and_the_marker_for_it(
     put(client, bucket, "run/step-2/frozen", data)
     client.put_object(Bucket=bucket, Key="run/step-2/.metadata", Body=b"whole")
     gate.wait_reached()
-    assert refusal(lambda: direct.head_object(Bucket=bucket, Key="run/step-2/.metadata"))[0] == 404
+    assert is_missing(direct, bucket, "run/step-2/.metadata")
     gate.release()
     node.wait_settled()
     landed = [seen.operation for seen in proxy.requests if seen.key.startswith("run/step-2/") and seen.method == "PUT"]

@@ -8,13 +8,14 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
 from tiergate.errors import OriginRefusedError, OriginTemporaryError
 from tiergate.model import ObjectName
 from tiergate.origin.answers import Condition, OriginEntry, OriginObject, OriginPage, PutAnswer
 from tiergate.origin.client import Chunks, OriginClient
+from tiergate.origin.copying import CopySource
 from tiergate.origin.retry import Tries
 from tiergate.origin.stamp import STAMP_HEADER, Stamp, parse_stamp
 
@@ -69,6 +70,9 @@ class ModelOrigin:
         self.eager = False
         self.refuse: dict[str, OriginRefusedError] = {}
         """What an operation is refused with, once."""
+        self.heeds_copy_conditions = True
+        self.told_of_copies: dict[str, str] = {}
+        """Headers of the answers to copies."""
         self._after = after
         self._numbers = itertools.count(1)
 
@@ -193,6 +197,30 @@ class ModelOrigin:
         self.objects[name] = Held(etag, data, stamp)
         return PutAnswer(etag, "", {})
 
+    async def copy_object(
+        self, name: ObjectName, source: CopySource, headers: Mapping[str, str], condition: Condition | None = None
+    ) -> PutAnswer:
+        stamp = parse_stamp(headers.get(STAMP_HEADER, ""))
+
+        def copy() -> PutAnswer:
+            data = self._source(source)
+            written = self._write(name, data, stamp, condition if self.heeds_copy_conditions else None)
+            return replace(written, headers=self.told_of_copies)
+
+        return await self._call("copy", name, copy)
+
+    def _source(self, source: CopySource) -> bytes:
+        held = self.objects.get(source.name)
+        if held is None:
+            raise OriginRefusedError(404, "NoSuchKey")
+        if held.etag != source.etag and self.heeds_copy_conditions:
+            raise OriginRefusedError(412, "PreconditionFailed")
+        return held.data
+
+    @property
+    def conditional_writes(self) -> bool:
+        return True
+
     async def delete_object(self, name: ObjectName, version_id: str | None = None) -> None:
         assert version_id is None
         await self._call("delete", name, lambda: self.objects.pop(name, None))
@@ -227,6 +255,17 @@ class ModelOrigin:
             return etag
 
         return await self._call("part", name, take)
+
+    async def upload_part_copy(
+        self, name: ObjectName, upload_id: str, number: int, source: CopySource, start: int, end: int
+    ) -> PutAnswer:
+        def copy() -> PutAnswer:
+            data = self._source(source)[start:end]
+            etag = self._etag()
+            self._upload(upload_id).parts[number] = (etag, data)
+            return PutAnswer(etag, "", self.told_of_copies)
+
+        return await self._call("copy-part", name, copy)
 
     def _upload(self, upload_id: str) -> Upload:
         if upload_id not in self.uploads:

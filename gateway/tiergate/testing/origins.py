@@ -80,6 +80,12 @@ class ProcessOrigin(ABC):
         """The URL it listens at."""
         return f"http://127.0.0.1:{self._port}"
 
+    @property
+    def pid(self) -> int:
+        """Its process, while it runs."""
+        assert self._process is not None
+        return self._process.pid
+
     def client(self) -> Any:
         """A boto3 client with its keys."""
         return s3_client(self.endpoint, self.access_key, self.secret_key)
