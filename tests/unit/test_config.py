@@ -423,13 +423,15 @@ def test_prefixes_take_over_from_the_node_and_the_longest_match_wins(tmp_path: P
     [[prefix]]
     uri = "s3://whole"
     exclusive = true
+    reuse = true
     """
     settings = read(toml, folder=tmp_path).settings
     run = settings.prefix_for("b", "run/x")
     assert (run.immutable, run.fence, run.markers) == (True, FenceMode.STRICT, ("*.done", "END"))
     deep = settings.prefix_for("b", "run/deep/x")
     assert (deep.immutable, deep.fence, deep.etag) == (False, FenceMode.OFF, EtagMode.EXACT)
-    assert settings.prefix_for("whole", "any").exclusive
+    whole = settings.prefix_for("whole", "any")
+    assert (whole.exclusive, whole.reuse, run.reuse) == (True, True, False)
     other = settings.prefix_for("b", "ru")
     assert (other.bucket, other.prefix, other.fence, other.markers) == (
         "b",
