@@ -61,9 +61,9 @@ def second_set(
 ) -> dict[str, Any]:
     """Write back a second set, after a first with other `model` and the same `frozen`; what HEAD said of the copy."""
     client = node.client()
-    upload(client, bucket, "run/step-2/frozen", data)
+    upload(client, bucket, "run/step-2/frozen +~%41&=", data)
     upload(client, bucket, "run/step-2/model", changed)
-    before: dict[str, Any] = client.head_object(Bucket=bucket, Key="run/step-2/frozen")
+    before: dict[str, Any] = client.head_object(Bucket=bucket, Key="run/step-2/frozen +~%41&=")
     node.wait_settled()
     return before
 
@@ -76,28 +76,28 @@ def test_what_did_not_change_is_copied_and_what_did_is_sent(
 ) -> None:
     node = start(start_node, bucket)
     client, data, changed = node.client(), os.urandom(SIZE), os.urandom(SIZE)
-    upload(client, bucket, "run/step-1/frozen", data)
+    upload(client, bucket, "run/step-1/frozen +~%41&=", data)
     upload(client, bucket, "run/step-1/model", os.urandom(SIZE))
     node.wait_settled()
     assert proxy.seen(operation) == []
     before = second_set(node, proxy, bucket, upload, data, changed)
 
-    assert_is_there(client, direct, bucket, "run/step-2/frozen", data, before)
+    assert_is_there(client, direct, bucket, "run/step-2/frozen +~%41&=", data, before)
     assert body_of(direct, bucket, "run/step-2/model") == changed
-    assert sent_bytes(proxy, "run/step-2/frozen") == 0
+    assert sent_bytes(proxy, "run/step-2/frozen +~%41&=") == 0
     assert sent_bytes(proxy, "run/step-2/model") == SIZE
     assert proxy.seen(operation, "run/step-2/model") == []
-    source = direct.head_object(Bucket=bucket, Key="run/step-1/frozen")["ETag"]
-    done = [seen for seen in proxy.seen(operation, "run/step-2/frozen") if seen.origin_status == 200]
+    source = direct.head_object(Bucket=bucket, Key="run/step-1/frozen +~%41&=")["ETag"]
+    done = [seen for seen in proxy.seen(operation, "run/step-2/frozen +~%41&=") if seen.origin_status == 200]
     assert len(done) == (2 if upload is in_parts else 1)
     assert {seen.headers["x-amz-copy-source-if-match"] for seen in done} == {source}
     assert node.status()["totals"]["reused_bytes"] == SIZE
     # A third set finds the conditions heeded and asks for nothing but the copy.
     proxy.forget()
-    upload(client, bucket, "run/step-3/frozen", data)
+    upload(client, bucket, "run/step-3/frozen +~%41&=", data)
     node.wait_settled()
-    assert len(proxy.seen(operation, "run/step-3/frozen")) == len(done)
-    assert sent_bytes(proxy, "run/step-3/frozen") == 0
+    assert len(proxy.seen(operation, "run/step-3/frozen +~%41&=")) == len(done)
+    assert sent_bytes(proxy, "run/step-3/frozen +~%41&=") == 0
 
 
 @moto
@@ -107,14 +107,14 @@ def test_an_origin_that_ignores_conditions_of_copies_is_sent_everything(
 ) -> None:
     node = start(start_node, bucket)
     client, data = node.client(), os.urandom(SIZE)
-    upload(client, bucket, "run/step-1/frozen", data)
+    upload(client, bucket, "run/step-1/frozen +~%41&=", data)
     node.wait_settled()
     before = second_set(node, proxy, bucket, upload, data, os.urandom(SIZE))
 
-    assert_is_there(client, direct, bucket, "run/step-2/frozen", data, before)
-    assert sent_bytes(proxy, "run/step-2/frozen") == SIZE
+    assert_is_there(client, direct, bucket, "run/step-2/frozen +~%41&=", data, before)
+    assert sent_bytes(proxy, "run/step-2/frozen +~%41&=") == SIZE
     assert len(proxy.seen(operation)) == 1
-    upload(client, bucket, "run/step-3/frozen", data)
+    upload(client, bucket, "run/step-3/frozen +~%41&=", data)
     node.wait_settled()
     assert len(proxy.seen(operation)) == 1
     assert node.status()["totals"]["reused_bytes"] == 0
@@ -136,13 +136,13 @@ def test_where_no_copy_is_to_be_had_the_bytes_are_sent_in_the_same_try(
     node = start(start_node, bucket)
     client, data = node.client(), os.urandom(SIZE)
     for step in (1, 2):  # The second shows that the origin heeds conditions.
-        upload(client, bucket, f"run/step-{step}/frozen", data)
+        upload(client, bucket, f"run/step-{step}/frozen +~%41&=", data)
         node.wait_settled()
-    assert sent_bytes(proxy, "run/step-2/frozen") == 0
+    assert sent_bytes(proxy, "run/step-2/frozen +~%41&=") == 0
     reused_bytes = node.status()["totals"]["reused_bytes"]
     # Afterwards no copy is asked for any more: what is not implemented stays so.
     for step, fault in enumerate((*FAULTS, Answer(501, "NotImplemented"), None), start=3):
-        key = f"run/step-{step}/frozen"
+        key = f"run/step-{step}/frozen +~%41&="
         if fault is not None:
             proxy.inject(fault, operation=operation, key=key, times=None)
         upload(client, bucket, key, data)
@@ -166,21 +166,21 @@ def test_a_source_that_is_deleted_while_it_is_copied_costs_nothing_but_the_copy(
     """The deletion of the old set races with the copy, and wins."""
     node = start(start_node, bucket)
     client, data = node.client(), os.urandom(SIZE)
-    upload(client, bucket, "run/step-1/frozen", data)
+    upload(client, bucket, "run/step-1/frozen +~%41&=", data)
     node.wait_settled()
     gate = Gate()
-    proxy.inject(Hold(gate), operation=operation, key="run/step-2/frozen", times=None)
-    upload(client, bucket, "run/step-2/frozen", data)
-    before = client.head_object(Bucket=bucket, Key="run/step-2/frozen")
+    proxy.inject(Hold(gate), operation=operation, key="run/step-2/frozen +~%41&=", times=None)
+    upload(client, bucket, "run/step-2/frozen +~%41&=", data)
+    before = client.head_object(Bucket=bucket, Key="run/step-2/frozen +~%41&=")
     gate.wait_reached()
-    client.delete_object(Bucket=bucket, Key="run/step-1/frozen")
-    proxy.wait_finished("DeleteObject", "run/step-1/frozen")
+    client.delete_object(Bucket=bucket, Key="run/step-1/frozen +~%41&=")
+    proxy.wait_finished("DeleteObject", "run/step-1/frozen +~%41&=")
     gate.release()
     node.wait_settled()
 
-    assert is_missing(direct, bucket, "run/step-1/frozen")
-    assert_is_there(client, direct, bucket, "run/step-2/frozen", data, before)
-    assert sent_bytes(proxy, "run/step-2/frozen") == SIZE
+    assert is_missing(direct, bucket, "run/step-1/frozen +~%41&=")
+    assert_is_there(client, direct, bucket, "run/step-2/frozen +~%41&=", data, before)
+    assert sent_bytes(proxy, "run/step-2/frozen +~%41&=") == SIZE
 
 
 @seaweed
@@ -190,13 +190,13 @@ def test_a_source_that_somebody_replaced_is_not_copied(
 ) -> None:
     node = start(start_node, bucket)
     client, data = node.client(), os.urandom(SIZE)
-    upload(client, bucket, "run/step-1/frozen", data)
+    upload(client, bucket, "run/step-1/frozen +~%41&=", data)
     node.wait_settled()
-    direct.put_object(Bucket=bucket, Key="run/step-1/frozen", Body=os.urandom(SIZE))
+    direct.put_object(Bucket=bucket, Key="run/step-1/frozen +~%41&=", Body=os.urandom(SIZE))
     before = second_set(node, proxy, bucket, upload, data, os.urandom(SIZE))
-    assert_is_there(client, direct, bucket, "run/step-2/frozen", data, before)
-    assert proxy.seen(operation, "run/step-2/frozen")
-    assert sent_bytes(proxy, "run/step-2/frozen") == SIZE
+    assert_is_there(client, direct, bucket, "run/step-2/frozen +~%41&=", data, before)
+    assert proxy.seen(operation, "run/step-2/frozen +~%41&=")
+    assert sent_bytes(proxy, "run/step-2/frozen +~%41&=") == SIZE
 
 
 @seaweed
@@ -205,10 +205,10 @@ def test_nothing_is_copied_unless_a_prefix_says_so(
 ) -> None:
     data = os.urandom(SIZE)
     for step in (1, 2):
-        put(s3, bucket, f"run/step-{step}/frozen", data)
+        put(s3, bucket, f"run/step-{step}/frozen +~%41&=", data)
         node.wait_settled()
     assert proxy.seen("CopyObject") == []
-    assert sent_bytes(proxy, "run/step-2/frozen") == SIZE
+    assert sent_bytes(proxy, "run/step-2/frozen +~%41&=") == SIZE
 
 
 @seaweed
@@ -217,11 +217,11 @@ def test_a_copy_that_is_visible_waits_for_its_turn_and_the_marker_for_it(
 ) -> None:
     node = start(start_node, bucket)
     client, data = node.client(), os.urandom(SIZE)
-    put(client, bucket, "run/step-1/frozen", data)
+    put(client, bucket, "run/step-1/frozen +~%41&=", data)
     node.wait_settled()
     gate = Gate()
-    proxy.inject(Hold(gate), operation="CopyObject", key="run/step-2/frozen", times=None)
-    put(client, bucket, "run/step-2/frozen", data)
+    proxy.inject(Hold(gate), operation="CopyObject", key="run/step-2/frozen +~%41&=", times=None)
+    put(client, bucket, "run/step-2/frozen +~%41&=", data)
     client.put_object(Bucket=bucket, Key="run/step-2/.metadata", Body=b"whole")
     gate.wait_reached()
     assert is_missing(direct, bucket, "run/step-2/.metadata")
