@@ -199,6 +199,7 @@ def any_call(rng: random.Random, count: int, name: ObjectName, started: list[str
         lambda directory, seen: directory.rebase(name, owed(seen), etag),
         lambda directory, seen: directory.persisted(name, owed(seen), etag, now_s),
         lambda directory, seen: directory.withdraw(name, current(seen), now_s),
+        lambda directory, seen: directory.owe_again(name, current(seen), base, now_s),
         lambda directory, seen: directory.withdrawn(name, owed(seen)),
         lambda directory, seen: directory.quarantine(name, owed(seen), "refused" if guarded else ""),
         drop_leftovers,

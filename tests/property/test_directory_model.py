@@ -291,6 +291,21 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.model.entries[name] = Entry(dirty, write)
         assert found == write
 
+    @rule(name=names, base=st.sampled_from(["", "behind"]))
+    def owe_again(self, name: ObjectName, base: str) -> None:
+        entry = self.model.entries.get(name)
+        record = entry.record if entry else None
+        uid = record.version.uid if record and record.version else "v0"
+        found = self.ask(self.directory.owe_again(name, uid, base, 88.0))
+        if record is None or record.version is None or record.state is not State.CLEAN:
+            assert found is None
+            return
+        place, size_bytes = record.revision, record.version.size_bytes
+        write = Pending(name, uid, Kind.PUT, record.role, place, place, place, 88.0, size_bytes, base)
+        dirty = replace(record, state=State.DIRTY, modified=self.model.next(), origin_etag="")
+        self.model.entries[name] = Entry(dirty, write)
+        assert found == write
+
     @rule(name=names)
     def settled_set(self, name: ObjectName) -> None:
         write = self.model.owed(name)

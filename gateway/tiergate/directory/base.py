@@ -291,6 +291,12 @@ class Directory(Protocol):
         put again."""
         ...
 
+    async def owe_again(self, name: ObjectName, uid: str, base: str, now_s: float) -> Pending | None:
+        """The origin lost clean version `uid`, or holds other bytes, under the ETag `base` (NO_BASE: nothing): its
+        record turns dirty, with a pending put of this node, which holds its bytes, in the place of its own commit. None
+        if `uid` is no longer the clean current version."""
+        ...
+
     async def withdrawn(self, name: ObjectName, uid: str) -> None:
         """The origin no longer holds the marker: the pending write `uid` stands on NO_BASE and is `withdrawn`; nothing
         if it is no longer pending. Whoever owns it: the marker goes for another write's sake."""

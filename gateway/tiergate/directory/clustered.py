@@ -407,8 +407,18 @@ class ClusteredDirectory(OwedChanges):
         return await self._reader.consistent(read)
 
     async def withdraw(self, name: ObjectName, uid: str, now_s: float) -> Pending | None:
+        return await self._owed_here(name, uid, lambda rows: transitions.withdraw(rows, name, uid, now_s))
+
+    async def owe_again(self, name: ObjectName, uid: str, base: str, now_s: float) -> Pending | None:
+        return await self._owed_here(name, uid, lambda rows: transitions.owe_again(rows, name, uid, base, now_s))
+
+    async def _owed_here(
+        self, name: ObjectName, uid: str, owe: Callable[[ClusterRows], Pending | None]
+    ) -> Pending | None:
+        """Run a transition by which this node, which holds the bytes, comes to owe a version."""
+
         def transition(rows: ClusterRows) -> Pending | None:
-            write = transitions.withdraw(rows, name, uid, now_s)
+            write = owe(rows)
             if write is not None and write.owner is not None:
                 rows.hold(name, uid, [write.owner])
             return write

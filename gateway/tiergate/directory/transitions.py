@@ -265,12 +265,10 @@ def persisted(rows: Rows, name: ObjectName, uid: str, origin_etag: str, now_s: f
     return record.version
 
 
-def withdraw(rows: Rows, name: ObjectName, uid: str, now_s: float) -> Pending | None:
-    """A clean marker turns dirty, to be put back when its set is whole."""
-    record = rows.record(name)
-    if record is None or record.version is None or record.state is not State.CLEAN:
-        return None
-    if record.version.uid != uid:
+def owe_again(rows: Rows, name: ObjectName, uid: str, base: str, now_s: float) -> Pending | None:
+    """What the origin holds of a clean version is not that any more: it turns dirty, to be put again on `base`."""
+    record = clean(rows, name, uid)
+    if record is None or record.version is None:
         return None
     rows.put_record(replace(record, state=State.DIRTY, modified=rows.next_revision(), origin_etag=""))
     return change(
@@ -279,19 +277,26 @@ def withdraw(rows: Rows, name: ObjectName, uid: str, now_s: float) -> Pending | 
             name=name,
             uid=uid,
             kind=Kind.PUT,
-            role=Role.MARKER,
+            role=record.role,
             # Its own commit orders it: a marker that names this one must wait until it is back.
             place=record.revision,
             revision=record.revision,
             start_revision=record.revision,
             committed_s=now_s,
             size_bytes=record.version.size_bytes,
-            base=record.origin_etag,
-            disturbed_s=now_s,
-            withdrawn=True,
+            base=base,
             owner=rows.me,
         ),
     )
+
+
+def withdraw(rows: Rows, name: ObjectName, uid: str, now_s: float) -> Pending | None:
+    """A clean marker turns dirty, to be put back when its set is whole."""
+    record = clean(rows, name, uid)
+    write = owe_again(rows, name, uid, record.origin_etag, now_s) if record is not None else None
+    if write is None:
+        return None
+    return change(rows, replace(write, role=Role.MARKER, disturbed_s=now_s, withdrawn=True))
 
 
 def drop_clean(rows: Rows, names: Iterable[ObjectName]) -> list[Version]:

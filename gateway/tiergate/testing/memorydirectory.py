@@ -219,6 +219,9 @@ class MemoryDirectory(OwedChanges):
     async def withdraw(self, name: ObjectName, uid: str, now_s: float) -> Pending | None:
         return await self._change(lambda rows: transitions.withdraw(rows, name, uid, now_s))
 
+    async def owe_again(self, name: ObjectName, uid: str, base: str, now_s: float) -> Pending | None:
+        return await self._change(lambda rows: transitions.owe_again(rows, name, uid, base, now_s))
+
     async def quarantine(self, name: ObjectName, uid: str, reason: str) -> None:
         me = self._me()
 

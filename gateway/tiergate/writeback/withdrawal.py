@@ -5,7 +5,7 @@ write-back puts it back when the fence says that the set is whole.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from weakref import WeakValueDictionary
 
@@ -94,7 +94,7 @@ class Withdrawals:
             if pending is None:
                 if record is None or record.state is not State.CLEAN or record.version is None:
                     return
-                pending = await self._owe_again(record, record.version)
+                pending = await self._owe_marker(record, record.version)
                 if pending is None:
                     continue
             if pending.base == NO_BASE and not pending.begun:
@@ -108,7 +108,7 @@ class Withdrawals:
             return
         raise OriginTemporaryError("a marker keeps changing", key=marker.key)
 
-    async def _owe_again(self, record: Record, version: Version) -> Pending | None:
+    async def _owe_marker(self, record: Record, version: Version) -> Pending | None:
         """Make the clean marker pending, with its bytes held; None if it is not what it was any more."""
         try:
             await self._bring_in(record, version)
@@ -120,6 +120,30 @@ class Withdrawals:
             await self._let_go(record.name, version)
             await self.learn(record.name)
             return None
+
+        async def withdraw() -> Pending | None:
+            changed_s = await self._last_change_s(record.name)
+            return await self._directory.withdraw(record.name, version.uid, changed_s)
+
+        return await self._owed(record, version, withdraw)
+
+    async def owe_again(self, record: Record, version: Version, base: str) -> Pending | None:
+        """Make a clean version, whose bytes are in this node's memory, pending again: the origin lost it, or holds
+        other bytes, under the ETag `base` (NO_BASE: nothing). None if it is not what it was any more.
+
+        Raises:
+            OriginTemporaryError: its bytes were evicted meanwhile.
+            TooFewCopiesError: it cannot be had on enough nodes.
+        """
+        now_s = self._clock.wall_s()
+        return await self._owed(
+            record, version, lambda: self._directory.owe_again(record.name, version.uid, base, now_s)
+        )
+
+    async def _owed(
+        self, record: Record, version: Version, owe: Callable[[], Awaitable[Pending | None]]
+    ) -> Pending | None:
+        """Come to owe a version by `owe`, with its bytes held where they must be."""
         bodies = bodies_of(version)
         with ExitStack() as pins:
             for body in bodies:
@@ -132,8 +156,7 @@ class Withdrawals:
             if self._copier is not None and not await self._copier.copy(record.name, version):
                 await self._let_go(record.name, version)
                 return None
-            changed_s = await self._last_change_s(record.name)
-            pending = await self._directory.withdraw(record.name, version.uid, changed_s)
+            pending = await owe()
             if pending is None:
                 await self._let_go(record.name, version)
             # Another process, late to hear that the origin had it, may have allowed its eviction just now.
@@ -231,5 +254,5 @@ def bodies_of(version: Version) -> list[str]:
 
 
 def evicted(record: Record) -> OriginTemporaryError:
-    """The marker's bytes went while it was brought in; nothing happened in the origin."""
-    return OriginTemporaryError("a marker was evicted while it was brought in", key=record.name.key)
+    """The bytes went while they were brought in; nothing happened in the origin."""
+    return OriginTemporaryError("what is to be owed again was evicted", key=record.name.key)

@@ -141,6 +141,36 @@ class Markers:
         await put(directory, MARKER, "m2", make_intent(Role.MARKER))
         assert await directory.withdraw(MARKER, "m2", 1.0) is None
 
+    async def test_clean_member_is_owed_again_in_its_own_place(self, directory: Directory) -> None:
+        await put_clean(directory, SHARD, "s1", "o1", Role.LARGE)
+        clean = await record_of(directory, SHARD)
+        await put(directory, MARKER, "m1", make_intent(Role.MARKER))
+        pending = await directory.owe_again(SHARD, "s1", "o9", 7000.0)
+        seen = await directory.get(SHARD)
+        assert pending is not None
+        assert pending == seen.pending
+        assert (pending.uid, pending.kind, pending.role, pending.base) == ("s1", Kind.PUT, Role.LARGE, "o9")
+        assert (pending.disturbed_s, pending.withdrawn, pending.begun) == (0.0, False, False)
+        assert (pending.place, pending.revision, pending.committed_s) == (clean.revision, clean.revision, 7000.0)
+        assert seen.record is not None
+        assert (seen.record.state, seen.record.version) == (State.DIRTY, make_version("s1"))
+        assert seen.guard > clean.modified
+        assert [write.uid for write in await directory.pending()] == ["s1", "m1"]
+        assert (await pending_of(directory, MARKER)).disturbed_s == 0.0
+        assert await directory.persisted(SHARD, "s1", "o2", 8000.0) == make_version("s1")
+        record = await record_of(directory, SHARD)
+        assert (record.state, record.origin_etag, record.revision) == (State.CLEAN, "o2", clean.revision)
+
+    async def test_owed_again_not_current_or_not_clean_does_nothing(self, directory: Directory) -> None:
+        assert await directory.owe_again(SHARD, "s1", NO_BASE, 1.0) is None
+        await put_clean(directory, SHARD, "s1", "o1")
+        assert await directory.owe_again(SHARD, "s0", NO_BASE, 1.0) is None
+        assert await directory.owe_again(SHARD, "s1", NO_BASE, 1.0) is not None
+        assert await directory.owe_again(SHARD, "s1", "o1", 2.0) is None
+        assert (await pending_of(directory, SHARD)).base == NO_BASE
+        await directory.delete(SHARD, make_intent())
+        assert await directory.owe_again(SHARD, "s1", NO_BASE, 1.0) is None
+
     async def test_withdrawn_stands_on_nothing(self, directory: Directory) -> None:
         await put_clean(directory, MARKER, "m1", "o1", Role.MARKER)
         await directory.withdraw(MARKER, "m1", 7000.0)
