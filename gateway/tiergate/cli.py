@@ -3,8 +3,9 @@
 Exit statuses: 0 success; 1 the node could not start or had to end, or the test or the demo failed; 2 wrong
 configuration or usage; 3 another node has the memory folder; 4 a command found no node, or one that does not answer as
 it should; 5 a member of a cluster stopped, and something acknowledged is in its memory folder only, or may be; 6
-`checkpoints` cannot tell all, since a tier or the directory does not answer. `prefetch` fails with 1 unless all is in
-memory, `checkpoints` where one is damaged or quarantined."""
+`checkpoints` or `verify` cannot tell all, since a tier or the directory does not answer; 7 `verify --repair` found
+damage, and mended all of it. `prefetch` fails with 1 unless all is in memory, `checkpoints` where one is damaged or
+quarantined, `verify` where one is damaged, or none is whole."""
 
 # ruff: noqa: T201 - this is the place that prints
 
@@ -22,9 +23,8 @@ from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from tiergate import __version__, config, tables
+from tiergate import __version__, config, progress, tables
 from tiergate.child import Folders, run_child
-from tiergate.clock import SystemClock
 from tiergate.config import DECLARATIONS, Loaded, Settings
 from tiergate.config.declare import show_value
 from tiergate.errors import ConfigError, TiergateError
@@ -32,14 +32,11 @@ from tiergate.observe import logs
 from tiergate.s3.uri import parse_uri
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_BUSY, EXIT_UNREACHABLE = range(5)
-EXIT_UNSEEN = 6
+EXIT_UNSEEN, EXIT_REPAIRED = 6, 7
 _ANSWER_TIMEOUT_S = 10.0
 
 _SEARCH_TIMEOUT_S = 600.0
 """So long a node may look for checkpoints: large buckets take the origin many pages."""
-
-_PROGRESS_LINE_S = 5.0
-"""How often a prefetch says how far it is where nobody sees a bar."""
 
 
 class _UsageError(Exception):
@@ -200,6 +197,23 @@ def _place_of(uri: str) -> tuple[str, str]:
         raise _UsageError(str(error)) from error
 
 
+def _verify(options: argparse.Namespace, unknown: list[str]) -> int:
+    _place_of(options.uri)
+    settings = _load(options, unknown).settings
+    url = _admin_url(settings)
+    if url is None:
+        return _fail(EXIT_UNREACHABLE, f"no node serves from {settings.memory_dir}")
+    asked = {"uri": options.uri, "tier": options.tier, "deep": int(options.deep), "repair": int(options.repair)}
+    try:
+        with _ask(urllib.request.Request(f"{url}/verify?{urllib.parse.urlencode(asked)}", method="POST")) as answer:
+            return _follow_verify(options, map(_object, answer))
+    except urllib.error.HTTPError as error:
+        status = EXIT_UNSEEN if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR else EXIT_FAILED
+        return _fail(status, f"{options.uri} is not verified: {_reason(error)}")
+    except (OSError, ValueError) as error:
+        return _fail(EXIT_UNREACHABLE, f"no answer from {url}: {getattr(error, 'reason', None) or error}")
+
+
 def _checkpoints(options: argparse.Namespace, unknown: list[str]) -> int:
     if options.uri:
         _place_of(options.uri)
@@ -309,6 +323,12 @@ def _parser() -> _Parser:
         "uri", metavar="s3://BUCKET/PREFIX", nargs="?", help="those under this; by default those of all buckets in use"
     )
     checkpoints.add_argument("--json", action="store_true", help="print JSON")
+    verify = commands.add_parser("verify", help="prove that checkpoints load", allow_abbrev=False)
+    verify.add_argument("uri", metavar="s3://BUCKET/PREFIX", help="those under this")
+    verify.add_argument("--tier", choices=("memory", "s3", "all"), default="all", help="where; alone, it must have all")
+    verify.add_argument("--deep", action="store_true", help="read all bytes in S3, too")
+    verify.add_argument("--repair", action="store_true", help="mend what is damaged from where it is right")
+    verify.add_argument("--json", action="store_true", help="print JSON")
     test = commands.add_parser("test", help="test whether an endpoint behaves like S3", allow_abbrev=False)
     test.set_defaults(command=_test)
     _add_test_options(test, os.environ)
@@ -322,6 +342,7 @@ def _parser() -> _Parser:
         (pin, _pin),
         (unpin, _unpin),
         (checkpoints, _checkpoints),
+        (verify, _verify),
     )
     for command, run in with_settings:
         command.set_defaults(command=run)
@@ -426,27 +447,18 @@ def _reason(error: urllib.error.HTTPError) -> str:
         return f"{error.code} {error.reason}"
 
 
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
 def _follow(uri: str, lines: Iterator[Mapping[str, Any]]) -> int:
     """Show how far a prefetch is until it is over; the exit status that says whether all is in memory."""
-    from rich.console import Console
-    from rich.filesize import decimal
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    console = Console()
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     line: Mapping[str, Any] = {}
     failed_count = 0
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(uri, total=None)
-        said_s, clock = float("-inf"), SystemClock()
-        for line in lines:
-            bar.update(task, description=_amount(line), completed=line["done_bytes"], total=line["total_bytes"])
-            for failure in line["failures"]:
-                _fail(EXIT_FAILED, f"{failure['uri']} could not be had: {failure['reason']}")
-                failed_count += 1
-            if not console.is_terminal and (line["is_over"] or clock.monotonic_s() - said_s >= _PROGRESS_LINE_S):
-                said_s = clock.monotonic_s()
-                print(f"{_amount(line)}, {decimal(line['done_bytes'])} of {decimal(line['total_bytes'])}", flush=True)
+    for line in progress.shown(uri, lines, _say):
+        for failure in line["failures"]:
+            _fail(EXIT_FAILED, f"{failure['uri']} could not be had: {failure['reason']}")
+            failed_count += 1
     if not line.get("is_over"):
         return _fail(EXIT_UNREACHABLE, "the node went away before the prefetch was over")
     left_count = line["total_count"] - line["done_count"]
@@ -456,5 +468,38 @@ def _follow(uri: str, lines: Iterator[Mapping[str, Any]]) -> int:
     return EXIT_OK
 
 
-def _amount(line: Mapping[str, Any]) -> str:
-    return f"{line['done_count']} of {line['total_count']} objects"
+def _follow_verify(options: argparse.Namespace, lines: Iterator[Mapping[str, Any]]) -> int:
+    """Show how far a verification is until it is over, and what it found; the exit status for that."""
+    found: dict[str, list[Any]] = {"sets": [], "damages": [], "unrepaired": [], "unasked": []}
+    line: Mapping[str, Any] = {}
+    for line in progress.shown(options.uri, lines, _say, is_quiet=options.json):
+        for name, rows in found.items():
+            rows += line[name]
+        for damage in line["damages"]:
+            _fail(EXIT_FAILED, tables.damage_line(damage))
+        for damage in line["unrepaired"]:
+            _fail(EXIT_FAILED, f"{damage['uri']} is not repaired in {damage['tier']}: {damage['why']}")
+        for why in line["unasked"]:
+            _fail(EXIT_UNSEEN, f"not looked at: {why}")
+    if not line.get("is_over"):
+        return _fail(EXIT_UNREACHABLE, "the node went away before the verification was over")
+    if options.json:
+        _print_json(found | {"fault": line["fault"]})
+    elif found["sets"]:
+        from rich.console import Console
+
+        Console().print(tables.verified_table(found["sets"]))
+    return _verified(options.uri, found, line["fault"])
+
+
+def _verified(uri: str, found: Mapping[str, list[Any]], fault: str) -> int:
+    verdicts = {each["verdict"] for each in found["sets"]}
+    if fault:
+        return _fail(EXIT_UNSEEN, f"not all was looked at: {fault}")
+    if "damaged" in verdicts:
+        return EXIT_FAILED
+    if found["unasked"] or "unknown" in verdicts:
+        return EXIT_UNSEEN
+    if not verdicts - {"unmarked"}:
+        return _fail(EXIT_FAILED, f"no whole checkpoint is under {uri}")
+    return EXIT_REPAIRED if "repaired" in verdicts else EXIT_OK

@@ -119,3 +119,27 @@ def duration(seconds: float) -> str:
         if seconds >= unit_s:
             return f"{seconds / unit_s:.1f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def verified_table(sets: Sequence[Mapping[str, Any]]) -> "Table":
+    """What a verification found of each set."""
+    from rich.filesize import decimal
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="checkpoints", title_justify="left")
+    for column in ("set", "layout", "step", "objects", "size", "by", "verdict"):
+        table.add_column(column, justify="right" if column in ("step", "objects", "size") else "left")
+    for each in sets:
+        style = {"damaged": "red", "sound": "green", "repaired": "green"}.get(each["verdict"], "yellow")
+        step = "" if each["step"] is None else str(each["step"])
+        by = "its own list" if each["is_listed"] else "what is there"
+        amount = (str(each["objects_count"]), decimal(each["size_bytes"]))
+        table.add_row(Text(each["uri"]), each["layout"], step, *amount, by, Text(each["verdict"], style=style))
+    return table
+
+
+def damage_line(damage: Mapping[str, Any]) -> str:
+    """What is wrong with an object, as a line."""
+    place = f"{damage['tier']} of {damage['node']}" if damage["node"] else damage["tier"]
+    return f"{damage['uri']} is damaged in {place}: {damage['fault']}: {damage['detail']}"

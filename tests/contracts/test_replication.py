@@ -422,6 +422,20 @@ async def test_peers_tell_which_bodies_they_have_whole_now(cluster: Cluster, mon
     assert await first.replication.held(second.node.holder, asked) == set()
 
 
+async def test_peer_lets_go_of_what_is_not_what_it_was(cluster: Cluster) -> None:
+    first, second = await cluster.add("a"), await cluster.add("b")
+    bodies = [second.put(f"u{number}", content(f"u{number}", BLOCK_BYTES), "v1") for number in range(3)]
+    await first.replication.have_dropped(second.node.holder, "v1", ["u0", "u2"])
+    assert [second.memory.holds_whole(body) for body in bodies] == [False, True, False]
+    await first.replication.have_dropped(second.node.holder, "v1", ["u0"])
+    with pytest.raises(PeerError):
+        await first.replication.have_dropped(Holder("b", second.node.epoch + 1), "v1", ["u1"])
+    await second.runner.cleanup()
+    with pytest.raises(PeerError):
+        await first.replication.have_dropped(second.node.holder, "v1", ["u1"])
+    assert second.memory.holds_whole(bodies[1])
+
+
 async def test_a_read_from_a_frozen_peer_ends(cluster: Cluster) -> None:
     reader, source = await cluster.add("a", idle_timeout_s=0.2), await cluster.add("b")
     body = source.put("u1", content("u1", BLOCK_BYTES), "v1")

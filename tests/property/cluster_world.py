@@ -818,6 +818,9 @@ class SimReplication:
     async def held(self, source: Holder, bodies: Sequence[Body]) -> set[str]:
         return set()
 
+    async def have_dropped(self, source: Holder, holder: str, body_uids: Sequence[str]) -> None:
+        raise PeerError("nobody asks for this here")
+
     def notice(self, holders: Iterable[Holder], notices: Sequence[Notice]) -> None:
         loop, rng = asyncio.get_running_loop(), self._world.rng
         for holder in sorted(holders):

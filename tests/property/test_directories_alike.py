@@ -219,7 +219,7 @@ def any_call(rng: random.Random, count: int, name: ObjectName, started: list[str
         promote,
         park,
     ]
-    weights = [8, 3, 4, 3, 1, 1, 4, 3, 1, 6, 2, 1, 1, 2, 2, 3, 1, 1, 1, 2, 2, 2, 1, 1, 6, 3, 2, 3, 2]
+    weights = [8, 3, 4, 3, 1, 1, 4, 3, 1, 6, 2, 2, 1, 1, 2, 2, 3, 1, 1, 1, 2, 2, 2, 1, 1, 6, 3, 2, 3, 2]
     return rng.choices(calls, weights)[0]
 
 

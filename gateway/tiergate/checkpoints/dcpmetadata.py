@@ -26,7 +26,8 @@ class MetadataTooLargeError(MetadataError):
 @dataclass(frozen=True, slots=True)
 class DcpItem:
     """A stored piece: of the tensor or object `fqn`, `length_bytes` at `offset_bytes` of `file`. `kind`: tensor or
-    bytes. `dtype` and `shape` (of this piece of the tensor) where the list tells them."""
+    bytes. `dtype` and `shape` (of this piece of the tensor) where the list tells them. `is_transformed`: its bytes were
+    compressed or the like after torch.save."""
 
     fqn: str
     kind: str
@@ -35,6 +36,7 @@ class DcpItem:
     length_bytes: int
     dtype: str = ""
     shape: tuple[int, ...] | None = None
+    is_transformed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +92,11 @@ class _Reading:
         fqn = _text(place.get("fqn"))
         tensor = self._tensors.get(fqn)
         file, offset_bytes, length_bytes = _where(info)
+        is_transformed = isinstance(info, Built) and bool(_state(info, info.what).get("transform_descriptors"))
         if tensor is None:
-            return DcpItem(fqn, "bytes", file, offset_bytes, length_bytes)
+            return DcpItem(fqn, "bytes", file, offset_bytes, length_bytes, is_transformed=is_transformed)
         shape = _shape(tensor.chunks, place.get("index"), place.get("offset"))
-        return DcpItem(fqn, "tensor", file, offset_bytes, length_bytes, tensor.dtype, shape)
+        return DcpItem(fqn, "tensor", file, offset_bytes, length_bytes, tensor.dtype, shape, is_transformed)
 
 
 def _tensor(stored: object) -> _Tensor:

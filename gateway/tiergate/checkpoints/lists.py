@@ -58,16 +58,16 @@ def read_dcp(key: str, body: bytes) -> Listing:
     members: dict[str, Member] = {}
     if file == "metadata.metadata":
         for name, least_bytes in metadata.files.items():
-            member = _tiered(key, name)
+            member = tiered(key, name)
             members[member] = Member(member, least_bytes=least_bytes)
-        pattern = re.escape(_tiered(key, "rank_*")).replace(r"rank_\*", r"rank_\d+")
+        pattern = re.escape(tiered(key, "rank_*")).replace(r"rank_\*", r"rank_\d+")
         return Listing(members, re.compile(pattern, re.DOTALL))
     for name, least_bytes in metadata.files.items():
         members[prefix + name] = Member(prefix + name, least_bytes=least_bytes)
     return Listing(members, re.compile(re.escape(prefix) + r"(.*/)?__\d+_\d+\.distcp", re.DOTALL))
 
 
-def _tiered(key: str, rank: str) -> str:
+def tiered(key: str, rank: str) -> str:
     """The shard of a rank, from the key of the metadata of a tiered checkpoint: `rank_<R>` stands in its path."""
     home = home_of(key)
     folders = home.rstrip("/").split("/")

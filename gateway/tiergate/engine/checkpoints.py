@@ -39,9 +39,10 @@ REMEMBERED_MEMBERS_COUNT = 250_000
 
 @dataclass(frozen=True, slots=True)
 class FoundSet:
-    """A set, and what of it the origin lacks."""
+    """A set, what it must hold, and what of it the origin lacks."""
 
     status: SetStatus
+    manifest: Manifest
     owed: tuple[Pending, ...]
 
 
@@ -184,7 +185,7 @@ class Checkpoints:
         doubts = Doubts(damage, unread, is_s3_unseen=bool(found.origin_fault))
         is_pinned = any(name.prefix.startswith(pin) for pin in pins)
         status = status_of(manifest, things, doubts=doubts, is_pinned=is_pinned)
-        return FoundSet(status, tuple(found.writes[key] for key in members if key in found.writes))
+        return FoundSet(status, manifest, tuple(found.writes[key] for key in members if key in found.writes))
 
     async def _manifest(self, name: SetName, things: Mapping[str, Thing], found: Whereabouts) -> Manifest:
         """What a set must hold, as its marker and lists tell.

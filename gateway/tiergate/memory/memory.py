@@ -231,6 +231,11 @@ class Memory:
         with self._store.read() as txn:
             return txn.get(body_uid.encode(), db=self._store.tables.bodies) is not None
 
+    def is_pinned(self, body_uid: str) -> bool:
+        """Whether somebody on this node reads the body now."""
+        with self._store.read() as txn:
+            return any(True for _ in scan(txn, self._store.tables.pins, body_uid.encode() + b"\0"))
+
     # -- holders
 
     def hold(self, body_uid: str, holder: str, dirty: bool) -> bool:

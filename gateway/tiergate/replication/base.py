@@ -131,6 +131,14 @@ class Replication(Protocol):
         also because it does not answer, nothing can be read from it."""
         ...
 
+    async def have_dropped(self, source: Holder, holder: str, body_uids: Sequence[str]) -> None:
+        """Have a peer let go of bodies, which nobody counts as a copy any more: its bytes are not what they were.
+
+        Raises:
+            PeerError: it did not hear it.
+        """
+        ...
+
     def notice(self, holders: Iterable[Holder], notices: Sequence[Notice]) -> None:
         """Tell holders, soon, in the background, as well as it goes. This node's own part is the caller's."""
         ...
@@ -194,6 +202,9 @@ class Alone:
 
     async def held(self, source: Holder, bodies: Sequence[Body]) -> set[str]:
         return set()
+
+    async def have_dropped(self, source: Holder, holder: str, body_uids: Sequence[str]) -> None:
+        raise PeerError("a node alone has no peers")
 
     def notice(self, holders: Iterable[Holder], notices: Sequence[Notice]) -> None:
         pass

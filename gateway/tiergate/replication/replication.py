@@ -123,6 +123,13 @@ class PeerReplication:
                 found |= {body.uid for body, is_held in zip(part, answer, strict=True) if is_held}
         return found
 
+    async def have_dropped(self, source: Holder, holder: str, body_uids: Sequence[str]) -> None:
+        node = self._roster.node_of(source)
+        if node is None:
+            raise PeerError("the node is gone", peer=source.node)
+        for body_uid in body_uids:
+            await self._channel.give_back(node, holder, body_uid)
+
     def notice(self, holders: Iterable[Holder], notices: Sequence[Notice]) -> None:
         self._notices.put(holders, notices)
 

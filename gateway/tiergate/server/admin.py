@@ -1,7 +1,6 @@
 """The admin address: health, readiness, metrics, status, and the few things an operator may ask for."""
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
@@ -14,18 +13,13 @@ from tiergate.child import ChildContext
 from tiergate.engine.intake import age_bound, size_bound
 from tiergate.engine.prefetch import Prefetch, Progress
 from tiergate.engine.rooms import Rooms
-from tiergate.errors import (
-    DirectoryUnavailableError,
-    NotFoundError,
-    OverloadedError,
-    RequestError,
-    TiergateError,
-)
+from tiergate.errors import DirectoryUnavailableError, OverloadedError, TiergateError
 from tiergate.model import ObjectName, Pending
 from tiergate.observe.exposition import CONTENT_TYPE, Scrape, sum_files
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Reading
 from tiergate.server.loss import loss_report
+from tiergate.server.streaming import Stream, status_of
 from tiergate.writeback.promotion import Promotion
 from tiergate.writeback.retaining import Retaining, RetentionReport, uri_of
 from tiergate.writeback.uploader import Uploader
@@ -70,9 +64,6 @@ PATIENCE_S = 5.0
 END_S = 1.0
 """So long a request in progress may take at the end of this process, which others wait for."""
 
-PROGRESS_INTERVAL_S = 0.5
-"""How often a prefetch says how far it is."""
-
 SHOWN_COUNT = 100
 """How many pending, fenced or quarantined writes a status names; it always counts all."""
 
@@ -91,15 +82,17 @@ class Admin:
         member: "Member | None" = None,
         cluster: "Cluster | None" = None,
         more: Iterable[web.RouteDef] = (),
+        streams: Iterable[Stream] = (),
     ) -> None:
-        """`more`: further routes of the admin address."""
+        """`more`: further routes of the admin address; `streams`: the work of theirs that ends with it."""
         self._more = tuple(more)
+        self._streams = tuple(streams)
         self._retaining = retaining
         self._cluster = cluster
         self._member = member
         self._prefetch = prefetch
         self._promotion = promotion
-        self._prefetching: asyncio.Task[None] | None = None
+        self._stream = Stream("prefetch")
         self._context = context
         self._rooms = rooms
         self._uploader = uploader
@@ -112,7 +105,8 @@ class Admin:
     def app(self) -> web.Application:
         """The routes."""
         app = web.Application()
-        app.on_shutdown.append(self._end_prefetch)
+        for stream in (self._stream, *self._streams):
+            app.on_shutdown.append(stream.end)
         app.add_routes(
             [
                 web.get("/healthz", self._healthz),
@@ -203,46 +197,23 @@ class Admin:
         bucket, prefix = request.query.get("bucket", ""), request.query.get("prefix", "")
         if not bucket:
             return web.json_response({"error": "a bucket must be named"}, status=400)
-        if self._prefetching is not None:
-            return web.json_response({"error": "another prefetch is running"}, status=409)
-        progress = Progress()
-        task = self._prefetching = asyncio.create_task(self._prefetch.run(bucket, prefix, progress))
-        try:
-            await asyncio.wait((task,), timeout=PROGRESS_INTERVAL_S)
-            if task.done() and not task.cancelled() and isinstance(error := task.exception(), TiergateError):
-                return web.json_response({"error": error.message}, status=status_of(error))
-            return await self._show(request, task, progress)
-        finally:
-            task.cancel()
-            await asyncio.wait((task,))
-            self._prefetching = None
+        progress, shown_count = Progress(), 0
 
-    async def _show(self, request: web.Request, task: asyncio.Task[None], progress: Progress) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
-        await response.prepare(request)
-        shown_count, is_over = 0, False
-        while not is_over:
-            is_over = task.done()
-            if is_over:
-                progress.fault = progress.fault or fault_of(task)
-            line = {
+        def line(is_over: bool, fault: str) -> dict[str, Any]:
+            nonlocal shown_count
+            failures = progress.failures[shown_count:]
+            shown_count += len(failures)
+            return {
                 "total_count": progress.total_count,
                 "total_bytes": progress.total_bytes,
                 "done_count": progress.done_count,
                 "done_bytes": progress.done_bytes,
-                "failures": [{"uri": uri(name), "reason": why} for name, why in progress.failures[shown_count:]],
+                "failures": [{"uri": uri(name), "reason": why} for name, why in failures],
                 "is_over": is_over,
-                "fault": progress.fault,
+                "fault": progress.fault or fault,
             }
-            shown_count = len(progress.failures)
-            await response.write(json.dumps(line).encode() + b"\n")
-            await asyncio.wait((task,), timeout=0.0 if is_over else PROGRESS_INTERVAL_S)
-        await response.write_eof()
-        return response
 
-    async def _end_prefetch(self, _: web.Application) -> None:
-        if self._prefetching is not None:
-            self._prefetching.cancel()
+        return await self._stream.answer(request, self._prefetch.run(bucket, prefix, progress), line)
 
     async def _owed(self) -> "Owed":
         """What the directory says.
@@ -392,27 +363,6 @@ class Owed:
     def writes(self) -> list[Pending]:
         """All that is pending, owed or not."""
         return [*self.pending, *self.parked]
-
-
-def status_of(error: TiergateError) -> int:
-    """The HTTP status that says what went wrong."""
-    if isinstance(error, RequestError):
-        return 404 if isinstance(error, NotFoundError) else 400
-    return 503 if isinstance(error, OverloadedError) else 502
-
-
-def fault_of(task: asyncio.Task[None]) -> str:
-    """Why a prefetch ended before its end; empty if it did not."""
-    try:
-        task.result()
-    except asyncio.CancelledError:
-        return "the node stops"
-    except TiergateError as error:
-        return error.message
-    except Exception as error:
-        log.exception("a prefetch failed unexpectedly", error=error)
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def retained(report: RetentionReport, now_s: float) -> dict[str, Any]:

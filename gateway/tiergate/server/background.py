@@ -10,8 +10,10 @@ from aiohttp import web
 
 from tiergate.child import ChildContext
 from tiergate.engine.checkpoints import Checkpoints
+from tiergate.engine.mending import Mending
 from tiergate.engine.prefetch import Prefetch
 from tiergate.engine.rooms import Rooms
+from tiergate.engine.verify import Verify
 from tiergate.engine.wholesets import WholeSets
 from tiergate.errors import FencedError, OverloadedError, TiergateError, invariant
 from tiergate.observe.logs import get_logger
@@ -19,6 +21,7 @@ from tiergate.policy.bandwidth import TokenBucket
 from tiergate.replication.base import PROMISE, Promise
 from tiergate.server.admin import Admin
 from tiergate.server.checkpoints import CheckpointRoutes
+from tiergate.server.verifying import VerifyRoutes
 from tiergate.server.wiring import (
     copier_of,
     leave_embedded,
@@ -133,6 +136,9 @@ class Background:
             deaths.set()
         prefetch = Prefetch(rooms, self._cluster.directory if self._cluster else None)
         sets = CheckpointRoutes(rooms, uploader, self._checkpoints)
+        mending = Mending(rooms, self._cluster.directory if self._cluster else None)
+        verify = Verify(rooms, self._checkpoints, mending)
+        verifying = VerifyRoutes(verify)
         runner = Admin(
             context,
             rooms,
@@ -142,7 +148,8 @@ class Background:
             self._retaining,
             member,
             self._cluster,
-            sets.routes(),
+            (*sets.routes(), *verifying.routes()),
+            [verifying.stream],
         ).runner()
         await runner.setup()
         await web.SockSite(runner, context.admin_socket).start()  # type: ignore[arg-type]
@@ -171,6 +178,8 @@ class Background:
             loop.remove_reader(context.deaths_fd)
             await runner.cleanup()
             await prefetch.close()
+            await verify.close()
+            await mending.close()
             await self._checkpoints.close()
 
     async def _after_join(self, epoch: int, resumed: bool) -> None:

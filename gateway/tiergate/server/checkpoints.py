@@ -14,7 +14,7 @@ from tiergate.errors import TiergateError
 from tiergate.model import Pending
 from tiergate.policy.pace import Pace, arrival_s
 from tiergate.s3.uri import parse_uri, uri_of
-from tiergate.server.admin import status_of
+from tiergate.server.streaming import status_of
 from tiergate.writeback.uploader import Uploader
 
 PACE_INTERVAL_S = 5.0

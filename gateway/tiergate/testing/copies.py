@@ -279,6 +279,11 @@ class PeersReplication:
         memory = self.peers.memories[source.node]
         return {body.uid for body in bodies if memory.holds_whole(body)}
 
+    async def have_dropped(self, source: Holder, holder: str, body_uids: Sequence[str]) -> None:
+        if not self.peers.lives(source):
+            raise PeerError("dead", node=source.node)
+        self.peers.memories[source.node].drop(holder, body_uids)
+
     def notice(self, holders: Iterable[Holder], notices: Sequence[Notice]) -> None:
         self.peers.notices += [(holder, each) for holder in sorted(holders) for each in notices]
 

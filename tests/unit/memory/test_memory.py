@@ -250,6 +250,7 @@ def test_pinned_clean_body_is_not_evicted(memory: Memory, content: Content) -> N
 def test_pins_of_two_processes_both_protect(memory: Memory, content: Content) -> None:
     other = memory.share()
     put(memory, "a", content("a", BLOCK))
+    assert not memory.is_pinned("a")
     mine, theirs, again = memory.pin("a"), other.pin("a"), memory.pin("a")
     assert mine is not None
     assert theirs is not None
@@ -257,8 +258,10 @@ def test_pins_of_two_processes_both_protect(memory: Memory, content: Content) ->
     memory.drop("v1", ["a"])
     mine.release()
     again.release()
+    assert memory.is_pinned("a")
     assert [bytes(view) for view in theirs.block(0) or ()] == [content("a", BLOCK)]
     theirs.release()
+    assert not memory.is_pinned("a")
     assert memory.stats().bodies == 0
     other.close()
 
