@@ -231,3 +231,34 @@ def test_a_copy_that_is_visible_waits_for_its_turn_and_the_marker_for_it(
     assert landed[-1] == "PutObject"
     assert set(landed[:-1]) == {"CopyObject"}
     assert body_of(direct, bucket, "run/step-2/.metadata") == b"whole"
+
+
+@seaweed
+@pytest.mark.parametrize(
+    ("upload", "operation"),
+    [(put, "CopyObject"), (in_parts, "CompleteMultipartUpload")],
+    ids=["copied at once", "parts copied"],
+)
+def test_kill_after_a_copy_takes_it_as_it_is(
+    start_node: StartNode, proxy: FaultyOrigin, direct: Any, bucket: str, upload: Upload, operation: str
+) -> None:
+    """What was copied before the death of all processes is neither sent nor copied again."""
+    node = start(start_node, bucket)
+    client, data = node.client(), os.urandom(SIZE)
+    for step in (1, 2):
+        upload(client, bucket, f"run/step-{step}/frozen", data)
+        node.wait_settled()
+    gate, key = Gate(), "run/step-3/frozen"
+    proxy.inject(Hold(gate, after_origin=upload is put), operation=operation, key=key)
+    upload(client, bucket, key, data)
+    before = client.head_object(Bucket=bucket, Key=key)
+    gate.wait_reached()
+    node.kill9("all")
+    copies_count = len(proxy.seen("CopyObject", key) + proxy.seen("UploadPartCopy", key))
+    node.restart()
+    node.wait_settled()
+    gate.release()  # What was under way comes too late to be of any effect.
+
+    assert_is_there(node.client(), direct, bucket, key, data, before)
+    assert sent_bytes(proxy, key) == 0
+    assert len(proxy.seen("CopyObject", key) + proxy.seen("UploadPartCopy", key)) == copies_count

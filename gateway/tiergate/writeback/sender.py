@@ -253,7 +253,8 @@ class Sender:
     ) -> None:
         """The client's own parts, so that an all-exact object has S3's own ETag. Parts travel before their turn."""
         upload_id, there = await self._resume(write, version, algorithm, kind)
-        copies = await self._reuse.parts(write, version, upload_id, algorithm)
+        is_whole = all(part.number in there for part in version.parts)
+        copies = None if is_whole else await self._reuse.parts(write, version, upload_id, algorithm)
         slots = asyncio.Semaphore(self._settings.part_concurrency_count)
 
         async def send(part: Part, pin: Pin | None) -> tuple[int, str]:
