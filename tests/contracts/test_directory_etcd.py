@@ -17,7 +17,7 @@ from tiergate.directory.codec import pack
 from tiergate.directory.committer import Change
 from tiergate.directory.keys import Keys
 from tiergate.errors import DirectoryUnavailableError, MemoryFullError, NotFoundError, OutcomeUnknownError
-from tiergate.etcd.client import Access, EtcdClient
+from tiergate.etcd.client import TRY_S, Access, EtcdClient
 from tiergate.etcd.values import Field, Guard, Outcome, Put, Range, Txn
 from tiergate.model import BLOCK_BYTES, Body, Bucket, OriginUpload, Part, Role, Step, Version, new_uid
 from tiergate.testing.directory_contract import (
@@ -82,9 +82,9 @@ class Counting(EtcdClient):
 
     ways_count = 0
 
-    async def _call(self, name: str, message: Any, *rest: float) -> Any:
+    async def _call(self, name: str, message: Any, try_s: float = TRY_S) -> Any:
         self.ways_count += 1
-        return await super()._call(name, message, *rest)
+        return await super()._call(name, message, try_s)
 
 
 async def test_look_takes_one_way_to_etcd_and_a_commit_two_or_three(etcd: EtcdServer, keys: Keys) -> None:

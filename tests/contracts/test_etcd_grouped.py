@@ -9,7 +9,7 @@ import pytest
 
 from tiergate.clock import SystemClock
 from tiergate.errors import CompactedError, DirectoryUnavailableError
-from tiergate.etcd.client import Access, EtcdClient
+from tiergate.etcd.client import TRY_S, Access, EtcdClient
 from tiergate.etcd.grouped import GROUP_COUNT
 from tiergate.etcd.values import Found, Outcome, Put, Range, Txn, prefix_end
 from tiergate.testing.etcd import EtcdServer, needs_etcd
@@ -28,12 +28,12 @@ class Watched(EtcdClient):
         self.go = asyncio.Event()
         self.go.set()
 
-    async def _call(self, name: str, message: Any, *rest: float) -> Any:
+    async def _call(self, name: str, message: Any, try_s: float = TRY_S) -> Any:
         self.sent.append(len(message.success))
         if self.lose_count:
             self.lose_count -= 1
             raise DirectoryUnavailableError("lost")
-        answer = await super()._call(name, message, *rest)
+        answer = await super()._call(name, message, try_s)
         self.answered.set()
         await self.go.wait()
         return answer

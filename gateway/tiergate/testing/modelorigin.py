@@ -217,9 +217,7 @@ class ModelOrigin:
             raise OriginRefusedError(412, "PreconditionFailed")
         return held.data
 
-    @property
-    def conditional_writes(self) -> bool:
-        return True
+    conditional_writes = True
 
     async def delete_object(self, name: ObjectName, version_id: str | None = None) -> None:
         assert version_id is None

@@ -66,7 +66,6 @@ class BucketOrigin(ModelOrigin):
     """One that has buckets, and that can be away."""
 
     is_away = False
-    conditional_writes = True
 
     def __init__(self) -> None:
         super().__init__()
