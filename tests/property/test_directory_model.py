@@ -161,17 +161,19 @@ class DirectoryMachine(RuleBasedStateMachine):
         super().__init__()
         shm = Path("/dev/shm")
         self.folder = Path(tempfile.mkdtemp(dir=shm if shm.is_dir() else None))
+        self.runner = asyncio.Runner()
         first = EmbeddedDirectory.open(self.folder, 4 << 20)
         self.handles = [first, EmbeddedDirectory(first._environment)]
         self.model = Model()
         self.count = 0
 
     def teardown(self) -> None:
+        self.runner.close()
         self.handles[0].close()
         shutil.rmtree(self.folder)
 
     def ask(self, call: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run(call)
+        return self.runner.run(call)
 
     @property
     def directory(self) -> EmbeddedDirectory:
