@@ -19,7 +19,7 @@ from tiergate.testing.rules import Answer, Corrupt, Gate, Hold
 
 MIB = 1 << 20
 KEYS = {"TIERGATE_ACCESS_KEY_ID": "client", "TIERGATE_SECRET_ACCESS_KEY": "client-secret"}
-FLAGS = ("--revalidate", "0s", "--dirty-age-slow", "1ms", "--dirty-age-limit", "1h")
+FLAGS = ("--revalidate", "0s", "--marker-hold", "0s", "--dirty-age-slow", "1ms", "--dirty-age-limit", "1h")
 
 ELSEWHERE = {
     "tiergate_http_broken_invariants_total": "tests/unit/server/test_internal_error.py",
@@ -37,6 +37,7 @@ ELSEWHERE = {
     "tiergate_read_peer_failures_total": "tests/unit/engine/test_cluster_reads.py",
     "tiergate_read_peer_filled_bytes_total": "tests/e2e/test_prefetch.py",
     "tiergate_read_peer_fills_total": "tests/unit/engine/test_cluster_reads.py",
+    "tiergate_writeback_reused_bytes_total": "tests/e2e/test_reuse.py",
     "tiergate_replication_dropped_notices_total": "tests/contracts/test_replication.py",
     "tiergate_replication_peer_failures_total": "tests/contracts/test_replication.py",
     "tiergate_replication_pulled_bytes_total": "tests/contracts/test_replication.py",

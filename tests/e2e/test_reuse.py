@@ -92,6 +92,7 @@ def test_what_did_not_change_is_copied_and_what_did_is_sent(
     assert len(done) == (2 if upload is in_parts else 1)
     assert {seen.headers["x-amz-copy-source-if-match"] for seen in done} == {source}
     assert node.status()["totals"]["reused_bytes"] == SIZE
+    assert node.metric("tiergate_writeback_reused_bytes_total") == SIZE
     # A third set finds the conditions heeded and asks for nothing but the copy.
     proxy.forget()
     upload(client, bucket, "run/step-3/frozen +~%41&=", data)

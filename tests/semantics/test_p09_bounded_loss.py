@@ -49,7 +49,7 @@ class Sampled:
 def test_writers_are_refused_while_the_oldest_pending_write_is_too_old(
     start_node: StartNode, proxy: FaultyOrigin, bucket: str
 ) -> None:
-    node = start_node("--dirty-age-slow", "500ms", "--dirty-age-limit", "1s")
+    node = start_node("--marker-hold", "0s", "--dirty-age-slow", "500ms", "--dirty-age-limit", "1s")
     client = node.client()
     gate = Gate()
     upload = client.create_multipart_upload(Bucket=bucket, Key="parts")["UploadId"]
