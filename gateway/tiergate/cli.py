@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from http.client import HTTPResponse
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from tiergate import __version__, config, progress, tables
 from tiergate.child import Folders, run_child
@@ -31,9 +31,15 @@ from tiergate.errors import ConfigError, TiergateError
 from tiergate.observe import logs
 from tiergate.s3.uri import parse_uri
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_BUSY, EXIT_UNREACHABLE = range(5)
 EXIT_UNSEEN, EXIT_REPAIRED = 6, 7
 _ANSWER_TIMEOUT_S = 10.0
+
+_WIDTH_CHARS = 160
+"""Of tables that go to a file or another program."""
 
 _SEARCH_TIMEOUT_S = 600.0
 """So long a node may look for checkpoints: large buckets take the origin many pages."""
@@ -122,9 +128,7 @@ def _status(options: argparse.Namespace, unknown: list[str]) -> int:
     if options.json:
         _print_json(status)
     else:
-        from rich.console import Console
-
-        console = Console()
+        console = _console()
         for table in tables.status_tables(status):
             console.print(table)
     return EXIT_OK
@@ -232,9 +236,7 @@ def _checkpoints(options: argparse.Namespace, unknown: list[str]) -> int:
     if options.json:
         _print_json(answer)
     else:
-        from rich.console import Console
-
-        Console().print(tables.checkpoints_table(answer["sets"]) if answer["sets"] else "no checkpoints")
+        _console().print(tables.checkpoints_table(answer["sets"]) if answer["sets"] else "no checkpoints")
     return _judged(answer)
 
 
@@ -271,11 +273,10 @@ def _test(options: argparse.Namespace, unknown: list[str]) -> int:
         raise _UsageError(f"unrecognized arguments: {' '.join(unknown)}")
     # Here and not above, since they take a while to load.
     from botocore.exceptions import BotoCoreError, ClientError
-    from rich.console import Console
 
     from tiergate import selftest
 
-    console = Console()
+    console = _console()
     logs.mask(options.secret_key)
     try:
         client = selftest.connect(options.endpoint, options.access_key, options.secret_key, options.region)
@@ -293,6 +294,13 @@ def _fail(status: int, *lines: str) -> int:
     for line in lines:
         print(f"tiergate: {logs.masked_text(line)}", file=sys.stderr)
     return status
+
+
+def _console() -> "Console":
+    # Here and not above, since it takes a while to load.
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _WIDTH_CHARS)
 
 
 def _print_json(document: Mapping[str, Any]) -> None:
@@ -486,9 +494,7 @@ def _follow_verify(options: argparse.Namespace, lines: Iterator[Mapping[str, Any
     if options.json:
         _print_json(found | {"fault": line["fault"]})
     elif found["sets"]:
-        from rich.console import Console
-
-        Console().print(tables.verified_table(found["sets"]))
+        _console().print(tables.verified_table(found["sets"]))
     return _verified(options.uri, found, line["fault"])
 
 
