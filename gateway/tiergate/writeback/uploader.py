@@ -96,7 +96,7 @@ class Uploader:
         self._in_the_way: frozenset[str] = frozenset()
         self.in_order: Callable[[Sequence[Pending]], Sequence[Pending]] = by_place
         """In which order what is owed is begun."""
-        gate.on_wait = self._begin_ready
+        gate.on_wait = self._begin_next
 
     def wake(self) -> None:
         """Something was committed or released: look again."""
@@ -211,6 +211,12 @@ class Uploader:
             if write.name not in self._tasks:
                 self._tasks[write.name] = asyncio.create_task(self._work(write))
                 room -= 1
+
+    def _begin_next(self) -> None:
+        """A write waits: another has its slot, and what it waits for, which the last look may not have known of, may
+        end by itself."""
+        self._begin_ready()
+        self._changed.set()
 
     async def _look_after_orphans(self, now_s: float) -> float | None:
         """Begin to abort uploads that nobody owns; when to try again what failed."""

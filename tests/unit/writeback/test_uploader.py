@@ -368,3 +368,24 @@ async def test_what_is_held_for_its_set_goes_when_memory_fills_or_the_node_is_to
                 node.uploader.hurry()
             await node.idle()
             assert await node.keys() == []
+
+
+async def test_what_is_held_for_a_set_that_was_learnt_of_in_its_turn_goes_when_the_hold_is_over(tmp_path: Path) -> None:
+    """No look knew of the hold, so that none was due for its end."""
+    marker, landed = ObjectName("bucket", "s/.metadata"), asyncio.Event()
+    async with running(tmp_path, hold=HoldBounds(5.0, lambda: True)) as node:
+
+        async def work(write: Pending, visible: Visible) -> None:
+            await node.directory.adopt(marker, make_version("m"), "m", Role.MARKER, node.clock.now_s)
+            async with visible(write):
+                await node.directory.persisted(write.name, write.uid, "etag", 1.0)
+            landed.set()
+
+        node.sender.work["s/a"] = work
+        intent = make_intent(now_s=node.clock.now_s, base="old")
+        await node.directory.put(ObjectName("bucket", "s/a"), make_version("a"), intent)
+        await node.idle()
+        assert node.gate.waiting == {ObjectName("bucket", "s/a")}
+        node.clock.now_s += 10.0
+        async with asyncio.timeout(30):
+            await landed.wait()
