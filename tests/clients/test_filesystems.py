@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow.fs  # type: ignore[import-untyped]
+import pyarrow.fs  # type: ignore[import-untyped]  # it has no types
 import pytest
-import s3fs  # type: ignore[import-untyped]
+import s3fs  # type: ignore[import-untyped]  # it has no types
 from tests.clients.conftest import BUCKET, Aside, Environment, Readers
 from tests.conformance.gateway import CLIENT
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import kubernetes_validate  # type: ignore[import-untyped]
+import kubernetes_validate  # type: ignore[import-untyped]  # it has no types
 import pytest
 from tests.deploy.dockerfile import Image
 from tests.deploy.fresh import ROOT, Served, local, served

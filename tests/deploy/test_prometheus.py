@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml  # type: ignore[import-untyped]  # it has no types
 from tests.deploy.fresh import ROOT
 
 from tiergate.observe.metrics import Metrics

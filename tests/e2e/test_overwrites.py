@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.fs  # type: ignore[import-untyped]
+import pyarrow.fs  # type: ignore[import-untyped]  # it has no types
 import pytest
-import s3fs  # type: ignore[import-untyped]
+import s3fs  # type: ignore[import-untyped]  # it has no types
 import torch
 from tests.nodes import StartNode
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tiergate.checkpoints.sets import SetName, SetState, SetStatus, Tier, TierStatus
+from tiergate.s3.uri import uri_of
 
 
 def document_of(status: SetStatus) -> dict[str, Any]:
     """A set as a document. Times are Unix seconds, keys are whole keys of the bucket."""
     name = status.name
     return {
-        "uri": f"s3://{name.bucket}/{name.prefix}",
+        "uri": uri_of(name.bucket, name.prefix),
         "bucket": name.bucket,
         "prefix": name.prefix,
         "layout": name.layout,

@@ -18,10 +18,11 @@ from tiergate.model import ObjectName, Pending
 from tiergate.observe.exposition import CONTENT_TYPE, Scrape, sum_files
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Reading
+from tiergate.s3.uri import uri_of
 from tiergate.server.loss import loss_report
 from tiergate.server.streaming import Stream, status_of
 from tiergate.writeback.promotion import Promotion
-from tiergate.writeback.retaining import Retaining, RetentionReport, uri_of
+from tiergate.writeback.retaining import Retaining, RetentionReport, place_of
 from tiergate.writeback.uploader import Uploader
 
 if TYPE_CHECKING:
@@ -374,7 +375,7 @@ def retained(report: RetentionReport, now_s: float) -> dict[str, Any]:
         "fault": report.fault,
         "sets": [
             {
-                "uri": f"s3://{each.bucket}/{each.prefix}",
+                "uri": uri_of(each.bucket, each.prefix),
                 "keep": keep.name.lower(),
                 "complete": each.is_complete,
                 "bytes": each.size_bytes,
@@ -383,7 +384,7 @@ def retained(report: RetentionReport, now_s: float) -> dict[str, Any]:
         ],
         "pins": [
             {
-                "uri": uri_of(each.pinned),
+                "uri": place_of(each.pinned),
                 "bytes": each.size_bytes,
                 "kept": each.is_kept,
                 "age_s": round(now_s - each.pinned.pinned_s, 3),
@@ -406,4 +407,4 @@ def shown(write: Pending, now_s: float) -> dict[str, Any]:
 
 def uri(name: ObjectName) -> str:
     """The object as people write it."""
-    return f"s3://{name.bucket}/{name.key}"
+    return uri_of(name.bucket, name.key)

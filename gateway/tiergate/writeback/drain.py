@@ -14,6 +14,7 @@ from tiergate.errors import FencedError, OverloadedError, TiergateError
 from tiergate.model import Holder, Kind, Live, ObjectName, Pending
 from tiergate.observe.logs import get_logger
 from tiergate.policy.rendezvous import ranked
+from tiergate.s3.uri import uri_of
 from tiergate.writeback.copier import Copier
 from tiergate.writeback.gate import is_marker_put
 from tiergate.writeback.standing import Standing
@@ -137,7 +138,7 @@ class Drain:
                 report.handed_over.add(write)
                 continue
             report.left.add(write)
-            place = f"s3://{write.name.bucket}/{scope_of(write.name.key)}"
+            place = uri_of(write.name.bucket, scope_of(write.name.key))
             if place not in report.sets:
                 report.sets.append(place)
 

@@ -16,6 +16,7 @@ from tiergate.memory.memory import BodyFound, Level, Memory, Rank
 from tiergate.model import Body, Holder, ObjectName, PinnedPrefix, Record, Role, State
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
+from tiergate.s3.uri import uri_of
 
 log = get_logger(__name__)
 
@@ -311,13 +312,13 @@ class Retaining:
             try:
                 sets = await self._sets_of(run)
             except RequestError as error:
-                faults.append(f"s3://{run.bucket}/{run.prefix}: {error.message}")
+                faults.append(f"{uri_of(run.bucket, run.prefix)}: {error.message}")
                 continue
             judged = keeps(sets, run.keep_count)
             for each, keep in judged.items():
                 rank = Rank(_LEVELS[keep], each.order, group_of(each.bucket, each.prefix))
                 raise_to(ranks, (body.uid for held in sets[each] for body in held.bodies), rank)
-            reports.append(RunReport(f"s3://{run.bucket}/{run.prefix}", run.keep_count, judged))
+            reports.append(RunReport(uri_of(run.bucket, run.prefix), run.keep_count, judged))
             await asyncio.sleep(0)
         return reports
 
@@ -365,14 +366,14 @@ class Retaining:
             try:
                 bodies[each] = await self._bodies_of(each.bucket, each.prefix)
             except RequestError as error:
-                faults.append(f"{uri_of(each)}: {error.message}")
+                faults.append(f"{place_of(each)}: {error.message}")
                 bodies[each] = {}
-        sizes = {uri_of(each): sum(found.values()) for each, found in bodies.items()}
-        kept = within(sizes, [uri_of(each) for each in pins], self._limit_bytes)
+        sizes = {place_of(each): sum(found.values()) for each, found in bodies.items()}
+        kept = within(sizes, [place_of(each) for each in pins], self._limit_bytes)
         for each in pins:
-            if uri_of(each) in kept:
+            if place_of(each) in kept:
                 raise_to(ranks, bodies[each], Rank(Level.PINNED, 0, group_of(each.bucket, each.prefix)))
-        return [PinReport(each, sizes[uri_of(each)], uri_of(each) in kept) for each in pins]
+        return [PinReport(each, sizes[place_of(each)], place_of(each) in kept) for each in pins]
 
 
 def is_inside(prefix: PrefixSettings, other: PrefixSettings) -> bool:
@@ -388,6 +389,6 @@ def raise_to(ranks: dict[str, Rank], body_uids: Iterable[str], rank: Rank) -> No
             ranks[uid] = rank
 
 
-def uri_of(pinned: PinnedPrefix) -> str:
+def place_of(pinned: PinnedPrefix) -> str:
     """A pinned prefix as people write it."""
-    return f"s3://{pinned.bucket}/{pinned.prefix}"
+    return uri_of(pinned.bucket, pinned.prefix)
