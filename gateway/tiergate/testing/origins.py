@@ -170,7 +170,7 @@ class MotoOrigin(ProcessOrigin):
 
     def _command(self, folder: Path) -> tuple[Sequence[str], int]:
         (port,) = free_ports(1)
-        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port
+        return [sys.executable, "-m", "tiergate.testing.motoserver", "-H", "127.0.0.1", "-p", str(port)], port
 
 
 class SeaweedOrigin(ProcessOrigin):
