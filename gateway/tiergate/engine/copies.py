@@ -4,6 +4,7 @@ A copy of bytes that are in memory shares them. A copy whose source lies only in
 """
 
 import base64
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from tiergate.engine.afterwards import Afterwards
 from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call
 from tiergate.engine.current import Current, Resolver
-from tiergate.engine.digests import object_digest
+from tiergate.engine.digests import NotInMemoryError, object_digest
 from tiergate.engine.forwarding import Forwarding
 from tiergate.engine.ground import WriteConditions
 from tiergate.engine.holding import Holding
@@ -137,14 +138,18 @@ class Copies:
         etag = old.etag
         if "-" in etag:
             etag = opaque_etag(uid)
-            if self._intake.wants_md5(call.name, old.size_bytes) and self._rooms.holds_whole(old):
-                etag = base64.b64decode(await object_digest(self._rooms.memory, old, "md5")).hex()
+            if self._intake.wants_md5(call.name, old.size_bytes):
+                with suppress(NotInMemoryError):
+                    etag = base64.b64decode(await object_digest(self._rooms.memory, old, "md5")).hex()
         checksums = old.checksums if old.checksum_type == FULL_OBJECT else {}
         algorithm = (call.params.get("ChecksumAlgorithm") or "").lower()
         if algorithm and algorithm not in checksums:
-            if algorithm not in ALGORITHMS or not self._rooms.holds_whole(old):
+            if algorithm not in ALGORITHMS:
                 return None
-            checksums = {algorithm: await object_digest(self._rooms.memory, old, algorithm)}
+            try:
+                checksums = {algorithm: await object_digest(self._rooms.memory, old, algorithm)}
+            except NotInMemoryError:
+                return None
         return Version(
             uid=uid,
             size_bytes=old.size_bytes,

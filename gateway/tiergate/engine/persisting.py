@@ -1,6 +1,7 @@
 """Which writes stay in memory by policy, decided as they are committed (see `tiergate.policy.persistence`)."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from tiergate.checkpoints.recognition import pointed_by, set_prefix_of
@@ -8,7 +9,7 @@ from tiergate.config import Persist, PrefixSettings
 from tiergate.directory.base import Intent
 from tiergate.engine.outage import Outage
 from tiergate.engine.rooms import Rooms
-from tiergate.errors import OriginError, RequestError
+from tiergate.errors import InvariantError, OriginError, RequestError
 from tiergate.model import NO_BASE, UNKNOWN_BASE, ObjectName, Plan, Role, Run, Stage, Version
 from tiergate.origin.answers import OriginPage
 from tiergate.policy.persistence import Beginning, Wish, stays
@@ -190,11 +191,14 @@ class Persisting:
         """The bytes of a version that are whole in memory."""
         found = bytearray()
         for part in version.parts:
+            if not part.body.size_bytes:
+                continue
             pin = self._rooms.memory.pin(part.body.uid)
-            if pin is None:
-                continue  # An empty body has no blocks.
-            with pin:
+            with pin or nullcontext():
                 for index in range(part.body.block_count):
-                    for view in pin.block(index) or ():
+                    views = pin.block(index) if pin is not None else None
+                    if views is None:
+                        raise InvariantError("what is about to be committed is not held", body=part.body.uid)
+                    for view in views:
                         found += view
         return bytes(found)
