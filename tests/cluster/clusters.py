@@ -1,5 +1,6 @@
 """Nodes, etcd and an origin, each at an address of its own in a network that can be broken."""
 
+import itertools
 import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,9 @@ from tiergate.testing.tcprelay import TcpRelay
 from tiergate.testing.training import Trainer
 
 BUCKET = "cluster"
+NUMBERS = itertools.count()
+"""Of buckets: a seed may be given for several tests of a session, which have one origin."""
+
 BRIEF_NODE = Path(__file__).parent / "brief_node.py"
 PORTS = (9000, 9001)
 PEER_PORT = 9002
@@ -114,7 +118,7 @@ class Cluster:
         with ExitStack() as stack:
             network = self.standing.network
             stack.callback(network.heal)
-            self.bucket = f"{BUCKET}-{self.random.getrandbits(40):010x}"
+            self.bucket = f"{BUCKET}-{self.random.getrandbits(40):010x}-{next(NUMBERS)}"
             self.direct = self.standing.origin.client()
             stack.callback(self.direct.close)
             self.direct.create_bucket(Bucket=self.bucket)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from tests.cluster.clusters import CLIENT, LONG_LEASE_S, Cluster
+from tests.cluster.clusters import CLIENT, LONG_LEASE_S, PATIENT_S, Cluster
 from tests.cluster.conftest import StartCluster, thorough
 from tests.cluster.test_deaths import hold_writes, in_origin, put
 from tests.conformance.wire import UNSIGNED, Ask, Bucket, Identity, Wire
@@ -20,6 +20,7 @@ from tiergate.testing.objects import ACK_HEADER, ack_of, body_of, uploads_of
 
 PART_BYTES = 6 << 20
 REFUSED_S = 60.0
+TOLD = "etcd was told what this node holds"
 
 
 def test_leader_dies_under_load(start_cluster: StartCluster) -> None:
@@ -262,7 +263,46 @@ def test_etcd_goes_back_to_a_copy(start_cluster: StartCluster) -> None:
     gate.release()
     cluster.standing.proxy.heal()
     cluster.trainer(run="after", may_forget=True).train(1)
+    wait_told(cluster)
     cluster.end()
+
+
+def wait_told(cluster: Cluster) -> None:
+    """Until a node has told etcd what it holds, its keys are as the origin has them."""
+    for name, node in cluster.nodes.items():
+        node.wait_until(f"{name} has told", lambda node=node: TOLD in node.log, PATIENT_S)  # type: ignore[misc]
+
+
+def test_others_bring_etcd_past_what_a_node_knew_before_it_looks(start_cluster: StartCluster) -> None:
+    """Nothing but the node's own rows shows then that etcd went back."""
+    cluster = start_cluster(nodes_count=2, copies_count=1)
+    put(cluster, "n0", "before", b"before")
+    cluster.node("n0").wait_settled()
+    cluster.node("n1").kill9()  # It must know nothing of what follows.
+    copy = cluster.etcd.save()
+    gate = hold_writes(cluster)
+    cluster.trainer("n0", run="since").train(1)
+    gate.wait_reached()
+    cluster.node("n0").freeze()
+    newest = revision_of(cluster)
+    cluster.etcd.restore(copy)
+    cluster.node("n1").start()
+    count = 0
+    while revision_of(cluster) <= newest:
+        count += 1
+        put(cluster, "n1", f"passing/{count}", b"passing")
+    cluster.node("n0").thaw()
+    gate.release()
+    cluster.standing.proxy.heal()
+    cluster.trainer(run="after", may_forget=True).train(1)
+    wait_told(cluster)
+    cluster.end()
+
+
+def revision_of(cluster: Cluster) -> int:
+    """How far etcd is."""
+    revision: int = cluster.etcd.status(cluster.etcd.members[0]).header.revision
+    return revision
 
 
 def test_etcd_starts_empty(start_cluster: StartCluster) -> None:
@@ -276,4 +316,5 @@ def test_etcd_starts_empty(start_cluster: StartCluster) -> None:
     gate.release()
     cluster.standing.proxy.heal()
     cluster.trainer(run="after", may_forget=True).train(1)
+    wait_told(cluster)
     cluster.end()

@@ -29,7 +29,7 @@ from tiergate.directory.keys import Keys
 from tiergate.directory.ledger import Entry, Ledger
 from tiergate.directory.owed import OwedChanges
 from tiergate.directory.view import Rows
-from tiergate.errors import CompactedError, MemoryFullError, OverloadedError
+from tiergate.errors import CompactedError, MemoryFullError, OutcomeUnknownError, OverloadedError
 from tiergate.etcd.client import EtcdClient
 from tiergate.etcd.values import Delete, Field, Found, Guard, KeyValue, Put, Range
 from tiergate.model import (
@@ -101,13 +101,16 @@ class ClusteredDirectory(OwedChanges):
         self._reader = Reader(client)
         self._by_node = ByNode(client, self._reader, keys)
         self._standing = standing
-        self._committer = Committer(client, keys, standing)
         self._ledger = ledger
         self._era = era
+        self._committer = Committer(client, keys, standing, self._newest)
 
     @property
     def _me(self) -> Holder | None:
         return self._standing.me if self._standing else None
+
+    def _newest(self) -> int:
+        return self._ledger.newest(self._era()) if self._ledger is not None else 0
 
     async def close(self) -> None:
         """Stop committing. The client stays open."""
@@ -124,25 +127,35 @@ class ClusteredDirectory(OwedChanges):
             except CompactedError:
                 continue
             if early := rows.early():
-                changes = (replace(change, generation=generation) for change in early)
-                await asyncio.gather(*(self._committer.commit(change) for change in changes))
+                await asyncio.gather(*(self._commit(change, generation, era) for change in early))
                 continue
             change = rows.change()
             if change is None:
                 return result
-            revision = await self._committer.commit(replace(change, generation=generation))
+            revision = await self._commit(change, generation, era)
             if revision is not None:
                 self._note(rows, era, revision)
+                if generation != self._client.generation:
+                    # What this node told another directory meanwhile may lack this.
+                    raise OutcomeUnknownError("this node works with another directory now")
                 return settled(result, revision)
             pause_s = delay_s(attempt, self._client.rng, RIVAL_PAUSE_BASE_S, RIVAL_PAUSE_CAP_S)
             await self._client.clock.sleep(pause_s)
         raise OverloadedError("others keep changing what this change rests on", attempts=ATTEMPTS_COUNT)
 
+    async def _commit(self, change: Change, generation: int | None = None, era: int = 0) -> int | None:
+        """Commit over the directory of a generation and an era, or the present one; see `Committer.commit`."""
+        if generation is None:
+            generation, era = self._client.generation, self._era()
+        revision = await self._committer.commit(replace(change, generation=generation))
+        if revision is not None and self._ledger is not None:
+            self._ledger.changed(era, revision)
+        return revision
+
     def _note(self, rows: ClusterRows, era: int, revision: int) -> None:
         """Keep in the ledger what this commit made of pending writes, as far as they are this node's."""
         if self._ledger is None:
             return
-        self._ledger.saw(era, revision)
         for name, write, record in rows.owed():
             known = self._ledger.find(name)
             is_known = known is not None and write is not None and known.write.uid == write.uid
@@ -504,8 +517,9 @@ class ClusteredDirectory(OwedChanges):
 
     async def expire_finished(self, before_s: float) -> int:
         # A receipt's value begins with its time; its writer wrote nothing since, and will find out if it still lives.
-        before = new_uid(max(before_s, 0.0)).encode()[:12]
-        await self._delete(await self._select("r", lambda row: row.value < before))
+        # Our own is renewed by this.
+        before, own = new_uid(max(before_s, 0.0)).encode()[:12], self._committer.receipt
+        await self._delete(await self._select("r", lambda row: row.value < before and row.key != own))
         return await self._delete(await self._select("f", lambda row: value_of(Finished, row).finished_s < before_s))
 
     async def _select(self, table: str, chosen: Callable[[KeyValue], bool]) -> list[KeyValue]:
@@ -523,7 +537,7 @@ class ClusteredDirectory(OwedChanges):
         for start in range(0, len(rows), DELETE_GROUP_COUNT):
             part = rows[start : start + DELETE_GROUP_COUNT]
             guards = tuple(Guard(row.key, Field.MODIFIED, row.mod_revision) for row in part)
-            if await self._committer.commit(Change(guards, tuple(Delete(row.key) for row in part))) is not None:
+            if await self._commit(Change(guards, tuple(Delete(row.key) for row in part))) is not None:
                 count += len(part)
         return count
 
@@ -535,15 +549,15 @@ class ClusteredDirectory(OwedChanges):
         return await self._reader.values(Bucket, self._keys.all("b"))
 
     async def put_bucket(self, bucket: Bucket) -> None:
-        await self._committer.commit(Change((), (Put(self._keys.bucket(bucket.name), pack(bucket)),)))
+        await self._commit(Change((), (Put(self._keys.bucket(bucket.name), pack(bucket)),)))
 
     async def forget_bucket(self, name: str) -> None:
-        await self._committer.commit(Change((), (Delete(self._keys.bucket(name)),)))
+        await self._commit(Change((), (Delete(self._keys.bucket(name)),)))
 
     # -- pinned prefixes
     async def pin_prefix(self, pinned: PinnedPrefix) -> None:
         key = self._keys.pinned(pinned.bucket, pinned.prefix)
-        await self._committer.commit(Change((Guard(key, Field.MODIFIED, 0),), (Put(key, pack(pinned)),)))
+        await self._commit(Change((Guard(key, Field.MODIFIED, 0),), (Put(key, pack(pinned)),)))
 
     async def unpin_prefix(self, bucket: str, prefix: str) -> bool:
         key = self._keys.pinned(bucket, prefix)
@@ -624,6 +638,10 @@ class ClusteredDirectory(OwedChanges):
         versions whose bytes it may not evict; most of what a node holds the origin has, and that is not looked at."""
         me = self._me
         return await self._by_node.owed_here(me, dirty) if me is not None else await self.pending()
+
+    async def attest(self) -> None:
+        """Make this node one whose own changes show whether the directory still has what it has now."""
+        await self._commit(Change((), ()))
 
     async def reinsert(self, entry: Entry, era: Era, now_s: float) -> bool:
         """Tell a directory that forgot it of a write that this node holds or owes, under the directory's new era.

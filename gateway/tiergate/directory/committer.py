@@ -3,18 +3,20 @@
 Each transaction also writes the writer's *receipt*, a row of its own, guarded by what the receipt was before. So a
 transaction whose answer was lost can be sent again: it happens once, and afterwards the receipt says so. And one that
 is still under way somewhere after its writer has given it up can no longer happen once the writer's next one has.
+
+A node's transactions also write its *witness*, a row of the node, guarded to be as new as what any process of the node
+knows to have happened. So none happens in an etcd that went back behind that, however far others have brought it since.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from tiergate.directory.keys import Keys
 from tiergate.errors import (
     CompactedError,
-    ForeignDirectoryError,
     MembershipOverError,
     MemoryFullError,
     OutcomeUnknownError,
@@ -79,14 +81,22 @@ class _Waiting:
 
 
 class Committer:
-    """The one of a process. `standing`: None for a writer that is nobody's member."""
+    """The one of a process. `standing`: None for a writer that is nobody's member. `known`: the revision of the newest
+    transaction that the node knows to have happened in this directory, 0 for none."""
 
     def __init__(
-        self, client: EtcdClient, keys: Keys, standing: Standing | None, *, patience_s: float = PATIENCE_S
+        self,
+        client: EtcdClient,
+        keys: Keys,
+        standing: Standing | None,
+        known: Callable[[], int] = lambda: 0,
+        *,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._client = client
         self._keys = keys
         self._standing = standing
+        self._known = known
         self._patience_s = patience_s
         self._begin_anew()
         self._waiting: deque[_Waiting] = deque()
@@ -96,6 +106,11 @@ class Committer:
         self._generation = self._client.generation
         self._receipt = self._keys.receipt(new_uid(self._client.clock.wall_s()))
         self._receipt_modified = 0
+
+    @property
+    def receipt(self) -> bytes:
+        """The row that every transaction of this writer writes."""
+        return self._receipt
 
     async def close(self) -> None:
         """Stop; what waits is cancelled, what is under way may still happen."""
@@ -158,7 +173,7 @@ class Committer:
                 continue
             wider = max(widest, width(nested(each.change)))
             larger_bytes = size_bytes + each.change.size_bytes
-            is_full = len(taken) + 2 + wider > OPERATIONS_COUNT or larger_bytes > BATCH_BYTES
+            is_full = len(taken) + 3 + wider > OPERATIONS_COUNT or larger_bytes > BATCH_BYTES
             if taken and (is_full or each.me != taken[0].me):
                 left.append(each)
                 break
@@ -179,8 +194,9 @@ class Committer:
         deadline_s = clock.monotonic_s() + self._patience_s
         attempt = 0
         while True:
+            known = self._known() if me is not None else 0
             try:
-                outcome = await self._try(batch, uid, me)
+                outcome = await self._try(batch, uid, me, known)
             except OutcomeUnknownError:
                 attempt += 1
                 pause_s = self._client.pause_s(attempt)
@@ -194,11 +210,14 @@ class Committer:
                 raise
             if outcome.succeeded:
                 self._receipt_modified = outcome.revision
-                return [outcome.revision if happened(answer) else None for answer in outcome.answers[1:]]
+                answers = outcome.answers[1 : 1 + len(batch)]
+                return [outcome.revision if happened(answer) else None for answer in answers]
             found = outcome.found(0)
             modified = found[0].mod_revision if found else 0
-            if 0 < modified < self._receipt_modified:
-                raise ForeignDirectoryError("etcd went back to an earlier state", known=self._receipt_modified)
+            witnessed = max((row.mod_revision for row in outcome.found(1)), default=0) if known else 0
+            if witnessed < known or 0 < modified < self._receipt_modified:
+                newest = max(known, self._receipt_modified)
+                raise self._client.doubt(self._generation, "etcd went back to an earlier state", known=newest)
             if modified == self._receipt_modified:
                 raise MembershipOverError("this node's membership is over")
             self._receipt_modified = modified
@@ -206,19 +225,23 @@ class Committer:
                 return await self._happened_before(batch, modified)
             # One that was given up has happened after all, or the receipt of an idle writer was cleared.
 
-    async def _try(self, batch: Sequence[Change], uid: bytes, me: Holder | None) -> Outcome:
+    async def _try(self, batch: Sequence[Change], uid: bytes, me: Holder | None, known: int) -> Outcome:
         generations = {self._generation, *(each.generation for each in batch)} - {None}
         if generations != {self._client.generation}:
             raise MembershipOverError("this node works with another directory now")
         guards = [Guard(self._receipt, Field.MODIFIED, self._receipt_modified)]
+        witnesses: list[bytes] = []
         if me is not None:
             if self._standing is None or self._standing.me != me:
                 raise MembershipOverError("this node is a member anew", node=me.node, epoch=me.epoch)
             guards.append(Guard(self._keys.node(me.node), Field.CREATED, me.epoch))
+            witnesses = [self._keys.witness(me.node)]
+        if known:
+            guards += (Guard(key, Field.MODIFIED, known - 1, Relation.GREATER) for key in witnesses)
         txn = Txn(
             tuple(guards),
-            (Put(self._receipt, uid), *(nested(change) for change in batch)),
-            (Range(self._receipt),),
+            (Put(self._receipt, uid), *(nested(change) for change in batch), *(Put(key, b"") for key in witnesses)),
+            (Range(self._receipt), *(Range(key) for key in witnesses)),
         )
         return await self._client.txn(txn)
 

@@ -4,7 +4,8 @@
 · `c` clean records by age, `k` clean markers (both: uid) · `u` uploads in progress, `p` their parts · `f` finished
 uploads · `x` orphan uploads · `s` steps under way · `b` buckets · `n` nodes, on their lease · `h` who holds which
 version, `i` the same by node · `w` pending writes by owner, `l` large ones by name · `t` steps that take something from
-a set, `v` markers' steps by scope · `r` receipts of writers · `g` plans of sets, `j` their runs · `y` pinned prefixes.
+a set, `v` markers' steps by scope · `r` receipts of writers · `g` plans of sets, `j` their runs · `y` pinned prefixes
+· `a` when each node changed something last, of every node there ever was: a row for a name.
 
 Names are UTF-8. A bucket's name holds no slash and neither it nor a key a NUL, so no two names meet and rows sort as S3
 lists them. Nothing but `n` hangs on a lease: an expiry would delete what is owed.
@@ -241,6 +242,10 @@ class Keys:
         """The steps of the markers right in a scope."""
         start = self.table("v") + f"{bucket}/{scope}\0".encode()
         return Range(start, prefix_end(start))
+
+    def witness(self, node: str) -> bytes:
+        """The row that every change of a node writes: it is as new as the last of them, unless etcd went back."""
+        return self.table("a") + node.encode()
 
     def receipt(self, writer: str) -> bytes:
         return self.table("r") + writer.encode()

@@ -20,9 +20,13 @@ from tiergate.lmdbfile import object_key, open_environment
 from tiergate.model import ObjectName, Pending, Record
 from tiergate.observe.logs import get_logger
 
-_SEEN = struct.Struct(">QQ")
-_NEWEST = b"\0newest"
+_NUMBER = struct.Struct(">Q")
+_OWN = b"\0"
 """No bucket's name begins so."""
+
+_NEWEST = _OWN + b"newest "
+_DOUBTED = _OWN + b"doubted "
+"""Both with the number of an era. They stay: eras are few, and one may come back."""
 
 log = get_logger(__name__)
 
@@ -66,17 +70,35 @@ class Ledger:
             self._environment.reader_check()
             log.error("the ledger is full: a lost directory would not get this back", bucket=name.bucket, key=name.key)
 
-    def saw(self, era: int, revision: int) -> None:
-        """Remember the newest revision that a directory is known to have had."""
-        if revision > self.newest(era):
+    def changed(self, era: int, revision: int) -> None:
+        """Remember the newest change that this node made in a directory. Where there is no room, loudly not."""
+        if revision <= self.newest(era):
+            return
+        try:
             with self._changing() as txn:
                 if revision > _newest(txn, era):
-                    txn.put(_NEWEST, _SEEN.pack(era, revision))
+                    txn.put(_of_era(_NEWEST, era), _NUMBER.pack(revision))
+        except lmdb.MapFullError:
+            log.error("the ledger is full: that etcd went back may be seen too late", revision=revision)
 
     def newest(self, era: int) -> int:
-        """That revision; 0 where none is known of this era."""
+        """The revision of that; 0 where none is known of this era."""
         with self._environment.begin() as txn:
             return _newest(txn, era)
+
+    def doubt(self, era: int) -> None:
+        """Remember that a directory, other than 0, went back: all processes of this node hear so."""
+        if era and not self.is_doubted(era):
+            try:
+                with self._changing() as txn:
+                    txn.put(_of_era(_DOUBTED, era), b"")
+            except lmdb.MapFullError:
+                log.error("the ledger is full: other processes are not told that etcd went back")
+
+    def is_doubted(self, era: int) -> bool:
+        """Whether a process of this node saw that a directory went back."""
+        with self._environment.begin() as txn:
+            return txn.get(_of_era(_DOUBTED, era)) is not None
 
     def drop(self, name: ObjectName, uid: str) -> None:
         """A write is finished or superseded; nothing if its key has another entry."""
@@ -95,7 +117,7 @@ class Ledger:
         """All entries in the order in which they were committed."""
         with self._environment.begin() as txn:
             rows = [(bytes(key), bytes(value)) for key, value in txn.cursor().iternext()]
-        entries = (decode(Entry, value) for key, value in rows if key != _NEWEST)
+        entries = (decode(Entry, value) for key, value in rows if not key.startswith(_OWN))
         return sorted(entries, key=lambda entry: entry.record.revision)
 
     @contextmanager
@@ -109,6 +131,10 @@ def _key(name: ObjectName) -> bytes:
 
 
 def _newest(txn: lmdb.Transaction, era: int) -> int:
-    value = txn.get(_NEWEST)
-    of_era, revision = _SEEN.unpack(value) if value is not None else (0, 0)
-    return int(revision) if of_era == era else 0
+    value = cast(bytes | None, txn.get(_of_era(_NEWEST, era)))
+    revision: int = _NUMBER.unpack(value)[0] if value is not None else 0
+    return revision
+
+
+def _of_era(kind: bytes, era: int) -> bytes:
+    return kind + _NUMBER.pack(era)

@@ -48,20 +48,26 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A revision that the directory surely had, and how to tell what is in its row (empty for none)."""
+    """What a directory surely had: a revision, and a row, `witness`, that was written last at `witnessed` or later. And
+    how to tell what is in its row (empty for none)."""
 
     revision: int = 0
     is_mark: Callable[[bytes], bool] = lambda value: True
+    witness: bytes = b""
+    witnessed: int = 0
 
 
 class EtcdClient:
     """One for a process, opened in its event loop; `close` it in the end.
 
     Every method raises `ForeignDirectoryError` when another cluster answers than before, or the same one in an earlier
-    state, `ConfigError` when etcd does not take our user, and `DirectoryUnavailableError` when no member answers.
+    state, `ConfigError` when etcd does not take our user, and `DirectoryUnavailableError` when no member answers. That
+    it went back is never unlearned: others may bring its revision past what was known, and nothing would tell then. All
+    calls are refused until `begin_anew`.
 
     `agreed`: the directory that this node works with (its era and etcd's id of the cluster), where another process
-    decides that; `known`: what is known of it, whose row `mark` is asked for when in doubt.
+    decides that; `known`: what is known of it, whose row `mark` is asked for when in doubt; `on_doubt` is called once
+    when it went back, with what was agreed on.
     """
 
     def __init__(
@@ -74,6 +80,7 @@ class EtcdClient:
         agreed: Callable[[], Agreed | None] = lambda: None,
         mark: bytes = b"\0",
         known: Callable[[], Known] = Known,
+        on_doubt: Callable[[Agreed | None], None] = lambda _: None,
     ) -> None:
         invariant(bool(access.endpoints), "an etcd cluster needs an endpoint")
         self.clock = clock
@@ -90,6 +97,8 @@ class EtcdClient:
         self._followed: Agreed | None = None
         self._mark = mark
         self._known = known
+        self._on_doubt = on_doubt
+        self._doubt: ForeignDirectoryError | None = None
         self._token = ""
         self._grouped = GroupedReads(self._read)
 
@@ -102,8 +111,29 @@ class EtcdClient:
     def begin_anew(self) -> None:
         """Take whichever cluster answers next, in whatever state, for the directory."""
         self._cluster_id = self._newest = 0
+        self._doubt = None
         self._token = ""
         self._generation += 1
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether the directory went back."""
+        return self._doubt is not None
+
+    def doubt(self, generation: int, message: str, **context: object) -> ForeignDirectoryError:
+        """The directory of a generation went back, as its caller saw; returns the error to raise."""
+        error = ForeignDirectoryError(message)
+        error.context = context
+        if generation == self.generation and self._doubt is None:
+            self._doubt = error
+            self._on_doubt(self._followed)
+        return error
+
+    def _believe(self) -> None:
+        if self._doubt is not None:
+            error = ForeignDirectoryError(self._doubt.message)
+            error.context = self._doubt.context
+            raise error
 
     def _follow(self) -> None:
         agreed = self._agreed()
@@ -124,21 +154,26 @@ class EtcdClient:
         for member in self._members:
             await member.close()
 
-    async def connect(self) -> None:
-        """See that the cluster answers us, and holds the directory that this node knows.
+    async def connect(self, known: Known | None = None) -> None:
+        """See that the cluster answers us, and holds the directory that this node knows, or one that it knew so.
 
         Raises:
             ConfigError: it does not take us: it wants a user, or another.
         """
-        known = self._known()  # before it is asked: it goes on
+        generation = self.generation
+        known = known or self._known()  # before it is asked: it goes on
         try:
-            outcome = await self.read(Range(self._mark))
+            outcome = await self.read(Range(self._mark), *([Range(known.witness)] if known.witnessed else []))
         except InvariantError as error:
             # So plain a request can only be refused for who sent it.
             raise ConfigError("etcd refuses us; does it want a user and a password?", **error.context) from error
         rows = outcome.found(0)
-        if outcome.revision < known.revision or not known.is_mark(rows[0].value if rows else b""):
-            raise ForeignDirectoryError("etcd is not what it was", revision=outcome.revision)
+        is_another = not known.is_mark(rows[0].value if rows else b"")
+        if is_another or outcome.revision < known.revision:
+            raise self.doubt(generation, "etcd is not what it was", revision=outcome.revision)
+        witnesses = outcome.found(1) if known.witnessed else ()
+        if known.witnessed > max((row.mod_revision for row in witnesses), default=0):
+            raise self.doubt(generation, "etcd went back to an earlier state", known=known.witnessed)
 
     # -- reads and transactions
     async def read(self, *ranges: Range) -> Outcome:
@@ -239,6 +274,7 @@ class EtcdClient:
 
     async def _call(self, name: str, message: Any, try_s: float = TRY_S) -> Any:
         self._follow()
+        self._believe()
         newest, generation = self._newest, self._generation
 
         async def at(member: Member, token: str) -> Any:
@@ -253,12 +289,14 @@ class EtcdClient:
 
     def _see(self, revision: int, newest: int) -> None:
         if revision < newest:
-            raise ForeignDirectoryError("etcd went back to an earlier state", revision=revision, known=newest)
+            message = "etcd went back to an earlier state"
+            raise self.doubt(self._generation, message, revision=revision, known=newest)
         self._newest = max(self._newest, revision)
 
     async def open(self, name: str, message: Any) -> tuple[Member, Any, Any]:
         """Open a stream, tried once: the member, the stream and its first answer."""
         self._follow()
+        self._believe()
 
         async def at(member: Member, token: str) -> tuple[Member, Any, Any]:
             stream, answer = await member.open(name, message, token, TRY_S)

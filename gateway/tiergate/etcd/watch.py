@@ -20,7 +20,6 @@ class Watch:
         self._end = end
         self._next_revision = from_revision
         self._generation = client.generation
-        self._was_open = False
         self._member: Member | None = None
         self._stream: Any = None
         self._failures = 0
@@ -68,12 +67,11 @@ class Watch:
         if self._generation != self._client.generation:
             raise CompactedError("another directory is in the place of the one that was watched")
         if self._member is None:
-            if self._was_open:
-                # One that went back would be silent until it has come as far again.
-                await self._client.connect()
             message = watch_message(self._key, self._end, self._next_revision)
             self._member, self._stream, answer = await self._client.open("watch", message)
-            self._was_open = True
+            # One that went back would be silent until it has come as far again. What goes back from here on ends the
+            # stream.
+            await self._client.connect()
         else:
             answer = await self._member.read(self._stream)
             self._client.check(answer)

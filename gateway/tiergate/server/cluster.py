@@ -68,6 +68,7 @@ async def open_cluster(context: ChildContext, clock: Clock, promise: Promise = P
     board = Board(context.folders.board, writable=keeps_membership)
     standing = BoardStanding(board, settings.node_name, keys.node(settings.node_name), clock)
     ledger = Ledger.open(context.folders.ledger, split(settings).directory_bytes)
+    witness = keys.witness(settings.node_name)
     client = EtcdClient(
         etcd_access(settings),
         clock,
@@ -75,7 +76,8 @@ async def open_cluster(context: ChildContext, clock: Clock, promise: Promise = P
         patience_s=settings.directory_patience_s,
         agreed=(lambda: None) if keeps_membership else standing.agreed,
         mark=keys.era,
-        known=lambda: known_of(standing.era(), ledger),
+        known=lambda: known_of(standing.era(), ledger, witness),
+        on_doubt=lambda agreed: ledger.doubt(agreed.era if agreed is not None else standing.era()),
     )
     directory = ClusteredDirectory(client, keys, standing, ledger, standing.era)
     view = LiveView(Nodes(client, keys), clock)
@@ -89,9 +91,12 @@ async def open_cluster(context: ChildContext, clock: Clock, promise: Promise = P
         board.close()
 
 
-def known_of(era: int, ledger: Ledger) -> Known:
-    """What this node knows of the directory of an era, 0 for any."""
-    return Known(ledger.newest(era), lambda mark: mark != b"" and era_of(mark) == era) if era else Known()
+def known_of(era: int, ledger: Ledger, witness: bytes) -> Known:
+    """What this node, whose row of its own changes is `witness`, knows of the directory of an era, 0 for any."""
+    if not era:
+        return Known()
+    newest = ledger.newest(era)
+    return Known(newest, lambda mark: mark != b"" and era_of(mark) == era, witness, newest)
 
 
 @asynccontextmanager

@@ -28,11 +28,12 @@ from tiergate.errors import (
     MembershipOverError,
     TiergateError,
 )
+from tiergate.etcd.client import Known
 from tiergate.etcd.values import Range
 from tiergate.etcd.watch import Watch
 from tiergate.model import About
 from tiergate.observe.logs import get_logger
-from tiergate.server.cluster import Cluster
+from tiergate.server.cluster import Cluster, known_of
 
 FIRST_JOIN_S = 45.0
 """So long a node that starts waits for etcd before it gives up."""
@@ -43,6 +44,9 @@ LEAVE_S = 3.0
 """So long a node that stops tries to say so. If it cannot, its lease ends by itself."""
 
 ANNOUNCE_INTERVAL_S = 10.0
+
+DOUBTS_INTERVAL_S = 0.5
+"""How often is looked whether another process of this node saw that etcd went back."""
 
 ANNOUNCE_SHARE = 16
 """What is free is announced when it changed by this part of the limit: each announcement goes to all nodes."""
@@ -138,6 +142,7 @@ class Member:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._membership.run())
                     group.create_task(self._watch_era())
+                    group.create_task(self._watch_doubts())
                     group.create_task(self._announce())
                     group.create_task(self._call(after_join))
             except ExceptionGroup as errors:
@@ -194,6 +199,8 @@ class Member:
         if self._belonging.era not in (0, era.number):
             log.error("etcd forgot this node: it is told what this node holds", etcd=self._settings.cluster)
             self._is_retelling = True
+            if era.previous == self._belonging.era:
+                self._cluster.ledger.doubt(era.previous)  # should it ever come back
             self._post(self._membership)
             await self._cluster.client.revoke(ticket.lease_id)
             ticket = Ticket(0, 0)
@@ -213,28 +220,39 @@ class Member:
     async def _find_era(self) -> Era:
         """The era of the directory that is there now. Where it is this node's in an earlier state, a new one begins."""
         client, keys, known = self._cluster.client, self._cluster.keys, self._belonging
-        is_foreign = False
-        newest = max(known.epoch, self._cluster.ledger.newest(known.era))
-        try:
-            await client.connect()
-        except ForeignDirectoryError as error:
-            log.error("another directory answers than before", etcd=self._settings.cluster, error=error)
-            client.begin_anew()
-            is_foreign = True
+        era = self._era or known.era
+        is_same = await self._is_what_it_was(era)
         found = await find_era(client, keys)
         if found is None:
             return await begin_era(client, keys, None)
-        revision = (await client.read(Range(keys.era))).revision
-        is_foreign |= known.cluster_id not in (0, client.cluster_id)
-        is_foreign |= revision < newest
-        if known.era != found.number or not is_foreign:
-            return found
+        if found.number == known.era:
+            is_same = is_same and known.cluster_id in (0, client.cluster_id)
+        if is_same or found.number not in (known.era, era):
+            of_era = known_of(found.number, self._cluster.ledger, keys.witness(self._cluster.node))
+            if found.number == known.era:
+                of_era = replace(of_era, revision=max(of_era.revision, known.epoch))
+            if await self._is_what_it_was(found.number, of_era):
+                return found
         nobodys = ClusteredDirectory(client, keys)
         try:
             await nobodys.forget_clean()
         finally:
             await nobodys.close()
         return await begin_era(client, keys, found)
+
+    async def _is_what_it_was(self, era: int, known: Known | None = None) -> bool:
+        """Whether the directory, of this era, has all that this node knows it to have had. After that, whichever
+        answers may be asked; what proves that it is not is kept until another era begins."""
+        client, ledger = self._cluster.client, self._cluster.ledger
+        try:
+            await client.connect(known)
+        except ForeignDirectoryError as error:
+            log.error("another directory answers than before", etcd=self._settings.cluster, error=error)
+            if client.is_doubted:
+                ledger.doubt(era)
+            client.begin_anew()
+            return False
+        return not ledger.is_doubted(era)
 
     async def _tell(self, era: Era) -> None:
         """Before anybody rests on this membership."""
@@ -261,6 +279,12 @@ class Member:
             async with Watch(client, key, b"", outcome.revision + 1) as watch:
                 with suppress(CompactedError):
                     await watch.next()
+
+    async def _watch_doubts(self) -> None:
+        """Another process of this node may be the first to see that the directory went back."""
+        while not self._cluster.ledger.is_doubted(self._era):
+            await self._clock.sleep(DOUBTS_INTERVAL_S)
+        raise MembershipOverError("the directory went back to an earlier state")
 
     async def _rejoin(self) -> None:
         while True:

@@ -66,6 +66,7 @@ class Remembering:
         me = self._cluster.standing.me
         # Whatever is noted from here on is no older than what is read.
         entries = {entry.write.uid: entry for entry in self._ledger.entries() if entry.era == era}
+        newest = max((entry.record.revision for entry in entries.values()), default=0)
         owed = await directory.owed_here(self._memory.dirty_holders())
         for write in owed:
             entry = entries.pop(write.uid, None)
@@ -73,6 +74,10 @@ class Remembering:
                 seen = await directory.get(write.name)
                 if seen.record is not None and seen.pending is not None and seen.pending.uid == write.uid:
                     self._ledger.note(Entry(era, seen.record, seen.pending))
+                    newest = max(newest, seen.record.revision)
+        if entries or newest > self._ledger.newest(era):
+            # Who made these changes may be lost together with etcd's data: from now on this node, too, misses them.
+            await directory.attest()
         for entry in entries.values():
             self._ledger.drop(entry.record.name, entry.write.uid)
         await self._release([write for write in owed if write.quarantined == SET_ASIDE and write.owner == me])

@@ -68,12 +68,21 @@ def test_what_finds_no_room_is_left_out_and_said(ledger: Ledger, caplog: pytest.
     assert ledger.entries() == [entry("b")]
 
 
-def test_newest_revision_is_of_one_era_and_no_entry(ledger: Ledger) -> None:
+def test_what_is_known_of_an_era_is_of_that_alone_and_no_entry(ledger: Ledger, tmp_path: Path) -> None:
     assert ledger.newest(7) == 0
     for revision in (5, 9, 8):
-        ledger.saw(7, revision)
+        ledger.changed(7, revision)
     ledger.note(entry("a"))
     assert (ledger.newest(7), ledger.newest(8)) == (9, 0)
-    ledger.saw(8, 3)
-    assert (ledger.newest(7), ledger.newest(8)) == (0, 3)
+    ledger.changed(8, 3)
+    # A process may still be busy with the answer of an earlier directory.
+    ledger.changed(7, 10)
+    assert (ledger.newest(7), ledger.newest(8)) == (10, 3)
+    ledger.doubt(0)
+    ledger.doubt(7)
+    assert [ledger.is_doubted(era) for era in (0, 7, 8)] == [False, True, False]
     assert ledger.entries() == [entry("a")]
+    ledger.close()
+    again = Ledger.open(tmp_path / "ledger", MAP_BYTES)
+    assert (again.newest(8), again.is_doubted(7)) == (3, True)
+    again.close()
