@@ -281,7 +281,8 @@ def test_others_bring_etcd_past_what_a_node_knew_before_it_looks(start_cluster: 
     cluster.node("n1").kill9()  # It must know nothing of what follows.
     copy = cluster.etcd.save()
     gate = hold_writes(cluster)
-    cluster.trainer("n0", run="since").train(1)
+    for key in ("before", "since"):
+        put(cluster, "n0", key, b"second of " + key.encode())
     gate.wait_reached()
     cluster.node("n0").freeze()
     newest = revision_of(cluster)

@@ -96,9 +96,16 @@ class Node:
         """Let the bytes of a version be evicted, as is done with what the origin has, or is replaced."""
         self.memory.clean(version.uid, [part.body.uid for part in version.parts])
 
-    async def put(self, name: ObjectName, *others: "Node", role: Role = Role.SMALL, parked: bool = False) -> Version:
+    async def put(
+        self,
+        name: ObjectName,
+        *others: "Node",
+        role: Role = Role.SMALL,
+        parked: bool = False,
+        made_s: float | None = None,
+    ) -> Version:
         """Commit a version that this node and others hold."""
-        version = make_version(new_uid(CLOCK.wall_s()))
+        version = make_version(new_uid(CLOCK.wall_s() if made_s is None else made_s))
         for node in (self, *others):
             node.keep(version)
         holders = tuple(node.me for node in (self, *others))

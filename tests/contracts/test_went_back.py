@@ -101,6 +101,32 @@ async def test_idle_node_that_others_were_faster_than(
     assert era_of(a) != era
 
 
+async def test_what_others_wrote_after_it_went_back_is_newer(etcd: EtcdServer, start: Start) -> None:
+    """Though its revisions are smaller. Of what was there before, revisions alone tell, whatever a clock said."""
+    a, b = await start("a"), await start("b")
+    names = {key: object_name(key) for key in ("put", "deleted", "older", "only")}
+    ahead_s = CLOCK.wall_s() + 3600.0
+    await b.put(names["older"], made_s=ahead_s)
+    await b.put(names["deleted"])
+    await a.put(object_name("before"))
+    await b.stop()
+    copy = await asyncio.to_thread(etcd.save)
+    lost = {key: await a.put(name) for key, name in names.items()}
+    await a.stop()
+    newest = await revision_of(etcd)
+    await asyncio.to_thread(etcd.restore, copy)
+    await b.start()
+    since = await b.put(names["put"])
+    await b.directory.delete(names["deleted"], make_intent(now_s=CLOCK.wall_s()))
+    assert (await seen(b, names["put"]))[0].revision < newest
+    await bring_past(etcd, newest)
+    await a.start()
+    assert (await seen(a, names["put"]))[0].version == since
+    assert (await seen(a, names["deleted"]))[0].state is State.TOMBSTONE
+    for key in ("older", "only"):
+        assert (await seen(a, names[key]))[0].version == lost[key]
+
+
 async def test_holder_of_what_a_node_wrote_that_is_lost_with_it(etcd: EtcdServer, start: Start) -> None:
     """The holder changed nothing itself since the copy, so it attests what it noted; and what it dropped."""
     a, b = await start("a"), await start("b")

@@ -643,11 +643,23 @@ class ClusteredDirectory(OwedChanges):
         """Make this node one whose own changes show whether the directory still has what it has now."""
         await self._commit(Change((), ()))
 
-    async def reinsert(self, entry: Entry, era: Era, now_s: float) -> bool:
-        """Tell a directory that forgot it of a write that this node holds or owes, under the directory's new era.
-        Whether it is pending now."""
+    async def kept(self, era: Era) -> int:
+        """The revision up to which the snapshot that an era began on surely is what this node knew; 0 if unknown. To be
+        asked before the first `reinsert`."""
+        if self._ledger is None or self._me is None:
+            return 0
+        rows = (await self._client.read(Range(self._keys.witness(self._me.node)))).found(0)
+        witnessed = max((row.mod_revision for row in rows), default=0)
+        # Where nothing of this node was lost it may have gone on in an etcd that went back.
+        return witnessed if witnessed <= era.since and witnessed < self._ledger.newest(era.previous) else 0
+
+    async def reinsert(self, entry: Entry, era: Era, kept: int, now_s: float) -> bool:
+        """Tell a directory that forgot it of a write that this node holds or owes, under the directory's new era, whose
+        snapshot surely is true up to `kept`. Whether it is pending now."""
         name = entry.record.name
-        return await self._change(lambda rows: reinsertion.insert(rows, entry, era, now_s), *self._replacing(name))
+        return await self._change(
+            lambda rows: reinsertion.insert(rows, entry, era, kept, now_s), *self._replacing(name)
+        )
 
     async def settle_reinserted(self, write: Pending, now_s: float) -> None:
         """Let a marker or pointer that was told again go, behind everything that was told since."""

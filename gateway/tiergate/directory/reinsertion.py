@@ -2,6 +2,9 @@
 
 A write comes back as it was, at a new place, under the node that tells of it. Of two writes of a key the later one
 counts: one of the present era always, else by the revisions they had in the era that was lost.
+
+An etcd that went back counts on from there until somebody notices. What others wrote in it by then has smaller
+revisions than what was lost before, and is newer: where revisions cannot tell, the times at which the two were made must.
 """
 
 from dataclasses import replace
@@ -19,13 +22,13 @@ UID_LENGTH = 28
 """Of `new_uid`: what else there is of a version's uid stands before it."""
 
 
-def insert(rows: ClusterRows, entry: Entry, era: Era, now_s: float) -> bool:
-    """Tell of a write. Whether it is pending now."""
+def insert(rows: ClusterRows, entry: Entry, era: Era, kept: int, now_s: float) -> bool:
+    """Tell of a write. Whether it is pending now. `kept`: up to there the era's snapshot surely is what was before."""
     name, uid = entry.record.name, entry.write.uid
     record, before = rows.record(name), rows.pending(name)
     if before is not None and before.uid == uid:
         _join(rows, before, entry, now_s)
-    elif record is not None and not _is_older(record, entry, era):
+    elif record is not None and not _is_older(record, before, entry, era, kept):
         return False
     else:
         revision = rows.next_revision()
@@ -62,15 +65,20 @@ def _told(write: Pending, now_s: float) -> Pending:
     return replace(write, quarantined=SET_ASIDE, disturbed_s=now_s if write.role is Role.MARKER else 0.0)
 
 
-def _is_older(record: Record, entry: Entry, era: Era) -> bool:
+def _is_older(record: Record, write: Pending | None, entry: Entry, era: Era, kept: int) -> bool:
     """Whether what the directory has of the key came before an entry."""
+    version = record.version
+    uid = write.uid if write is not None else version.uid if version is not None else ""
+    # A uid begins with its time.
+    is_earlier = uid[-UID_LENGTH:] < entry.write.uid[-UID_LENGTH:]
     if record.state is State.CLEAN and record.revision == 0:
-        # Somebody asked the origin meanwhile. A uid begins with its time.
-        version = record.version
-        return version is None or version.foreign or version.uid[-UID_LENGTH:] < entry.write.uid[-UID_LENGTH:]
+        # Somebody asked the origin meanwhile.
+        return version is None or version.foreign or is_earlier
     if record.era == entry.era and record.was:
         return record.was < entry.record.revision
-    return era.previous == entry.era and record.revision <= era.since and record.revision < entry.record.revision
+    if era.previous != entry.era or record.revision > min(era.since, entry.record.revision - 1):
+        return False
+    return record.revision <= kept or is_earlier
 
 
 def put_behind(rows: ClusterRows, write: Pending, now_s: float) -> None:

@@ -102,12 +102,14 @@ class Remembering:
             self._cluster.client, self._cluster.keys, standing, self._ledger, lambda: era.number
         )
         try:
+            kept = await directory.kept(era)
             entries = [entry for entry in self._ledger.entries() if entry.era != era.number]
             dirty = self._memory.dirty_holders()
             if era.previous:
                 await self._forget_finished(directory, standing.me, entries, dirty, era)
             for entry in entries:
-                if not self._is_here(entry, dirty) or not await directory.reinsert(entry, era, self._clock.wall_s()):
+                now_s = self._clock.wall_s()
+                if not self._is_here(entry, dirty) or not await directory.reinsert(entry, era, kept, now_s):
                     self._ledger.drop(entry.record.name, entry.write.uid)
         finally:
             await directory.close()
