@@ -50,8 +50,8 @@ class Node:
 
     async def start(self) -> None:
         """Join, and stay a member."""
-        brief = {"TIERGATE_LEASE": "10s", "TIERGATE_DIRECTORY_PATIENCE": "2s"}
-        context = context_of_member(self.folder, self._url, self.name, **brief)
+        patient = {"TIERGATE_LEASE": "30s", "TIERGATE_DIRECTORY_PATIENCE": "20s"}  # etcd starts again meanwhile
+        context = context_of_member(self.folder, self._url, self.name, **patient)
         self.memory = Memory.open(self.folder / "slabs", LIMITS, CLOCK)
         self._stack.callback(self.memory.close)
         self.cluster: Cluster = await self._stack.enter_async_context(open_cluster(context, CLOCK))

@@ -4,7 +4,7 @@ A write comes back as it was, at a new place, under the node that tells of it. O
 counts: one of the present era always, else by the revisions they had in the era that was lost.
 
 An etcd that went back counts on from there until somebody notices. What others wrote in it by then has smaller
-revisions than what was lost before, and is newer: where revisions cannot tell, the times at which the two were made must.
+revisions than what was lost before, and is newer: where revisions cannot tell, the times at which the two were made do.
 """
 
 from dataclasses import replace
