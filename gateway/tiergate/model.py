@@ -39,12 +39,14 @@ class Holder:
 @dataclass(frozen=True, slots=True)
 class About:
     """What a node says of itself. `address`: host:port that its peers reach. `boot`: names the life of its memory; what
-    it held before is lost when this changes."""
+    it held before is lost when this changes. `s3`: host:port that clients on other machines reach, empty if they reach
+    none."""
 
     address: str
     zone: str = ""
     boot: str = ""
     free_bytes: int = 0
+    s3: str = ""
 
 
 @dataclass(frozen=True, slots=True)

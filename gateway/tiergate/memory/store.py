@@ -100,10 +100,20 @@ class Store:
                 f" more than the memory budget of {limits.budget_bytes} bytes; raise it or empty the folder"
             )
         try:
-            self.lease = ProcessLease.acquire(folder / "leases")
-            self.slabs = SlabFile(folder / "slabs", self.slab_budget)
+            self.lease = ProcessLease.acquire(self.leases_folder)
+            self.slabs = SlabFile(self.slabs_path, self.slab_budget)
         except OSError as error:
             raise ConfigError(f"{folder}: cannot use the memory folder: {error}") from error
+
+    @property
+    def slabs_path(self) -> Path:
+        """The file that holds the bytes."""
+        return self.folder / "slabs"
+
+    @property
+    def leases_folder(self) -> Path:
+        """Where the leases of all processes are that use this memory."""
+        return self.folder / "leases"
 
     @classmethod
     def prepare(cls, folder: Path, limits: MemoryLimits, clock: Clock) -> Store:
@@ -141,10 +151,10 @@ class Store:
         self.slabs.close()
 
     def is_alive(self, token: str) -> bool:
-        return ProcessLease.is_alive(self.folder / "leases", token)
+        return ProcessLease.is_alive(self.leases_folder, token)
 
     def sweep_leases(self) -> None:
-        ProcessLease.sweep(self.folder / "leases")
+        ProcessLease.sweep(self.leases_folder)
 
     def views(self, extents: list[Extent]) -> list[memoryview]:
         """The mapped bytes of some extents."""

@@ -63,6 +63,8 @@ what this node holds."""
 NOBODYS_CLUSTER = 1
 """Posted while no process may rest on anything that etcd says."""
 
+EVERY_HOST = ("0.0.0.0", "::")
+
 log = get_logger(__name__)
 
 
@@ -97,7 +99,11 @@ class Member:
         self._resumed = False
         self._fault = "did not join yet"
         about = About(
-            str(advertised(context)), context.settings.zone, self._belonging.boot, free_bytes=self._free_bytes()
+            str(advertised(context)),
+            context.settings.zone,
+            self._belonging.boot,
+            free_bytes=self._free_bytes(),
+            s3=reachable(context.listen_address, advertised(context)),
         )
         self._membership = Membership(
             cluster.client,
@@ -359,3 +365,11 @@ def advertised(context: ChildContext) -> Address:
     if address is None or real is None:
         raise ConfigError("a member of a cluster needs an address to advertise")
     return Address(address.host, address.port or real.port)
+
+
+def reachable(listen: Address, peers: Address) -> str:
+    """Where clients on other machines reach this node, which listens at `listen` and whose peers reach it at `peers`;
+    empty if they do not."""
+    if listen.host in EVERY_HOST:
+        return str(Address(peers.host, listen.port))
+    return str(listen) if peers.is_loopback or not listen.is_loopback else ""

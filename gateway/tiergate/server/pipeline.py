@@ -29,6 +29,7 @@ from tiergate.server.app import header_too_large, new_request_id, standard_heade
 from tiergate.server.bodies import ClientGoneError, WireBody, abort, is_spent
 from tiergate.server.forms import OPERATION as FORM_OPERATION
 from tiergate.server.forms import form_boundary, read_form
+from tiergate.server.own import PREFIX, OwnRequests, verb_of
 
 log = get_logger(__name__)
 
@@ -99,7 +100,10 @@ class Pipeline:
         clock: Clock,
         metrics: Metrics,
         node_id: str,
+        own: OwnRequests | None = None,
     ) -> None:
+        """`own`: the requests of our own that are answered beside S3's."""
+        self._own = own or OwnRequests()
         self._service = service
         self._settings = settings
         self._secret_for = secret_for
@@ -125,7 +129,10 @@ class Pipeline:
                     verified, target, headers = self._admit(request, head)
                     body = self._body(request, head, verified, headers)
                     boundary = form_boundary(request.method, target, headers)
-                    if boundary is None:
+                    verb = verb_of(target)
+                    if verb is not None:
+                        answer = await self._own_answer(verb, request.method, target, headers, body, story)
+                    elif boundary is None:
                         signed = bool(verified.access_key)
                         call = await self._call(request, head, target, headers, body, signed, story)
                         answer = await self._service.answer(call)
@@ -173,7 +180,8 @@ class Pipeline:
         target = split_target(head.raw_target, request.headers.get("Host", ""), self._settings.host_suffixes)
         host_bucket = target.bucket if not head.raw_path.startswith(f"/{target.bucket}") else None
         headers = fold_headers(request.headers)
-        verified = self._verify(head, host_bucket, form_boundary(request.method, target, headers) is not None)
+        is_form = verb_of(target) is None and form_boundary(request.method, target, headers) is not None
+        verified = self._verify(head, host_bucket, is_form)
         if verified.presigned:
             headers = headers_in_query(head) | headers
         return verified, target, headers
@@ -199,6 +207,14 @@ class Pipeline:
             return Verified("", UNSIGNED_PAYLOAD)  # It is signed in its fields, if at all.
         self._metrics.refused_signatures.inc(1, "AccessDenied")
         raise RequestError("AccessDenied", "Access Denied")
+
+    async def _own_answer(
+        self, verb: str, method: str, target: Target, headers: dict[str, str], body: WireBody, story: Story
+    ) -> Answer:
+        if verb in self._own.verbs:
+            story.operation = PREFIX + verb
+        call = Call(story.operation, method, target, "", headers, {}, body, story.request_id)
+        return await self._own.answer(verb, call)
 
     async def _post(
         self,

@@ -17,8 +17,11 @@ from tiergate.observe.logs import get_logger
 from tiergate.origin.credentials import CredentialChain
 from tiergate.replication.base import PROMISE, Promise
 from tiergate.replication.replication import PeerReplication
+from tiergate.s3.servicemodel import Level
 from tiergate.s3.sigv4 import SecretFor
 from tiergate.server.app import S3Server
+from tiergate.server.handshake import Handshake
+from tiergate.server.own import OwnRequests, Verb
 from tiergate.server.peers import Peers
 from tiergate.server.pipeline import Pipeline
 from tiergate.server.wiring import node_id, open_cluster, open_rooms, view_of
@@ -62,7 +65,9 @@ async def serve(context: ChildContext, promise: Promise = PROMISE) -> None:
         elif settings.client_auth is ClientAuth.KEYS:
             secret_for = own_keys(settings)
         name = node_id(context.folders.root)
-        pipeline = Pipeline(service, settings, secret_for, rooms.clock, rooms.metrics, name)
+        handshake = Handshake(rooms, name, cluster.view.live if cluster is not None else None)
+        own = OwnRequests({"node": Verb("GET", Level.SERVICE, handshake.answer)})
+        pipeline = Pipeline(service, settings, secret_for, rooms.clock, rooms.metrics, name, own)
         server = S3Server(
             pipeline.handle,
             name,
