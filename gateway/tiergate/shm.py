@@ -35,16 +35,20 @@ class SlabFile:
     this class's.
     """
 
-    def __init__(self, path: Path, size_bytes: int, *, writable: bool = True) -> None:
-        """Map `size_bytes` of the file, making it (and making it longer) if `writable`.
+    def __init__(self, path: Path, size_bytes: int, *, writable: bool = True, made: bool = False) -> None:
+        """Map `size_bytes` of the file. If `writable` it is made, and made longer, unless it is there (`made`): this
+        process is a guest of its node then.
 
         Raises:
             OSError: the file cannot be opened, lengthened or mapped.
         """
-        flags = (os.O_RDWR | os.O_CREAT) if writable else os.O_RDONLY
+        flags = (os.O_RDWR | (0 if made else os.O_CREAT)) if writable else os.O_RDONLY
         self._descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
         try:
-            if writable and os.fstat(self._descriptor).st_size < size_bytes:
+            found_bytes = os.fstat(self._descriptor).st_size
+            if found_bytes < size_bytes and (made or not writable):
+                raise OSError(errno.EINVAL, "the slab file is shorter than it should be", str(path))
+            if found_bytes < size_bytes:
                 os.ftruncate(self._descriptor, size_bytes)
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
             self._map: mmap.mmap | None = mmap.mmap(self._descriptor, size_bytes, access=access)
@@ -158,6 +162,10 @@ class ProcessLease:
     def release(self) -> None:
         """End the lease; from now on its token counts as dead."""
         (self._folder / self.token).unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+    def forget(self) -> None:
+        """In a child that was forked: the lease is the parent's, and must end with the parent alone."""
         os.close(self._descriptor)
 
 

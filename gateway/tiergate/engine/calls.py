@@ -1,5 +1,6 @@
 """What travels between the edge and the engine: a call in, an answer out. No aiohttp here."""
 
+import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -110,3 +111,8 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes | Outgoing = b""
     size_bytes: int | None = None
+
+
+def told(document: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Answer:
+    """An answer that is a JSON document: to requests of our own."""
+    return Answer(200, {"content-type": "application/json", **(headers or {})}, json.dumps(document).encode())

@@ -15,7 +15,8 @@ from tiergate.engine.holding import Holding
 from tiergate.engine.outage import Outage
 from tiergate.engine.rooms import Rooms, log_name
 from tiergate.errors import OverloadedError, RequestError, TooFewCopiesError
-from tiergate.memory.memory import Receiving
+from tiergate.memory.receiving import Reception
+from tiergate.memory.sharing import Granted
 from tiergate.model import Body, ObjectName
 from tiergate.policy.admission import LossBound, admit
 from tiergate.replication.base import Copies, Copying
@@ -57,7 +58,7 @@ class Arrival(Holding):
         name: ObjectName,
         holder: str,
         known: Callable[[], Awaitable[bool]],
-        receiving: Receiving,
+        receiving: Reception,
         copying: Copying,
         copies_count: int,
     ) -> None:
@@ -168,10 +169,13 @@ class Intake:
         holder: str,
         size_bytes: int | None,
         known: Callable[[], Awaitable[bool]],
+        granted: Granted | None = None,
     ) -> Arrival:
-        """Room for the whole body. `known`: whether the directory knows of it, should that come into doubt.
+        """Room for the whole body; that of `granted`, if it is there already. `known`: whether the directory knows of
+        it, should that come into doubt.
 
         Raises:
+            RequestError: NoSuchGrant: it was used meanwhile.
             MemoryFullError: none to be had; the body is untouched.
             TooFewCopiesError: as `has_nodes`; likewise.
         """
@@ -179,11 +183,15 @@ class Intake:
         copies_count = self._rooms.copies_count(name)
         if not self.has_nodes(name):
             raise TooFewCopiesError("too few nodes for the copies", copies=copies_count, **log_name(name))
-        if size_bytes is None:
+        receiving: Reception
+        if granted is not None:
+            granted.take(holder)
+            receiving = granted
+        elif size_bytes is None:
             limit_bytes = self._rooms.settings.max_body_bytes
-            receiving = memory.receive_unsized(body_uid, holder, limit_bytes, self._group_of(name))
+            receiving = memory.receive_unsized(body_uid, holder, limit_bytes, self.group_of(name))
         else:
-            receiving = memory.receive(body_uid, size_bytes, holder, self._group_of(name))
+            receiving = memory.receive(body_uid, size_bytes, holder, self.group_of(name))
         try:
             copying = replication.begin(name, holder, body_uid, size_bytes, copies_count)
         except BaseException:  # Whatever it was, the room was reserved for nothing.
@@ -191,7 +199,7 @@ class Intake:
             raise
         return Arrival(self._rooms, self._afterwards, name, holder, known, receiving, copying, copies_count)
 
-    def _group_of(self, name: ObjectName) -> int | None:
+    def group_of(self, name: ObjectName) -> int | None:
         """With which set the key's bytes are evicted, until background work has judged it."""
         run = self._rooms.settings.prefix_for(name.bucket, name.key)
         prefix = set_prefix_of(name.key, run.prefix) if run.is_run else ""

@@ -17,6 +17,7 @@ from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call
 from tiergate.engine.digests import bodies_digest
 from tiergate.engine.forwarding import READING_METHODS, Forwarding, named_source
+from tiergate.engine.granted import granted_of
 from tiergate.engine.ground import WriteConditions
 from tiergate.engine.holding import Holding
 from tiergate.engine.identity import Description, completed_version, part_etag
@@ -45,6 +46,7 @@ from tiergate.errors import (
     RequestError,
     TooFewCopiesError,
 )
+from tiergate.memory.sharing import Granted
 from tiergate.model import Holder, Part, Upload, Version, new_uid
 from tiergate.replication.base import Copies, Notice
 from tiergate.s3.checksums import ALGORITHMS
@@ -142,9 +144,10 @@ class Multipart:
         check_part_algorithm(upload, call.headers)
         await self._intake.admit()
         self._intake.check_size(call.body.size_bytes)
-        uid = new_uid(self._rooms.clock.wall_s())
+        granted = granted_of(call.body)
+        uid = granted.uid if granted is not None else new_uid(self._rooms.clock.wall_s())
         try:
-            arrival = self.reserve(upload, uid, call.body.size_bytes)
+            arrival = self.reserve(upload, uid, call.body.size_bytes, granted)
         except (MemoryFullError, TooFewCopiesError):
             part = await self._spill.part_through(call.body, upload, number, uid)
         else:
@@ -155,10 +158,10 @@ class Multipart:
         headers[ACK_HEADER] = part_ack(part)
         return Answer(200, headers)
 
-    def reserve(self, upload: Upload, uid: str, size_bytes: int | None) -> Arrival:
+    def reserve(self, upload: Upload, uid: str, size_bytes: int | None, granted: Granted | None = None) -> Arrival:
         """Room for a part's body; as `Intake.reserve`."""
         known = partial(self._knows_part, upload, uid)
-        return self._intake.reserve(upload.name, uid, upload.upload_id, size_bytes, known)
+        return self._intake.reserve(upload.name, uid, upload.upload_id, size_bytes, known, granted)
 
     async def _knows_part(self, upload: Upload, uid: str) -> bool:
         """Whether the directory has a part: of the upload, or of the version that it became."""

@@ -8,6 +8,7 @@ from tiergate.engine.calls import Answer, Call
 from tiergate.engine.current import Current, Resolver, no_such_key
 from tiergate.engine.fills import Fills, ForeignVersionError, Route, Source, VanishedError
 from tiergate.engine.forwarding import Forwarding
+from tiergate.engine.grants import MAP_HEADER, Grants
 from tiergate.engine.outage import Outage
 from tiergate.engine.rooms import Rooms, bodies_of, log_name
 from tiergate.errors import NotFoundError, OverloadedError, PeerError, RequestError, invariant
@@ -114,9 +115,16 @@ class Reads:
     """The reading operations."""
 
     def __init__(
-        self, rooms: Rooms, buckets: Buckets, resolver: Resolver, forwarding: Forwarding, openings: Openings
+        self,
+        rooms: Rooms,
+        buckets: Buckets,
+        resolver: Resolver,
+        forwarding: Forwarding,
+        openings: Openings,
+        grants: Grants,
     ) -> None:
         self._rooms = rooms
+        self._grants = grants
         self._buckets = buckets
         self._resolver = resolver
         self._forwarding = forwarding
@@ -145,14 +153,25 @@ class Reads:
             return status, headers, start, end
 
         try:
-            _, (status, headers, start, end), stream = await self._openings.open(
+            current, (status, headers, start, end), stream = await self._openings.open(
                 call.name, decide, lambda head: head[2:]
             )
         except OnlyOriginKnowsError:
             return await self._forwarding.settled(call, [call.name])
         except NotFoundError:
             return await self._missing(call)
+        mapper = call.headers.get(MAP_HEADER)
+        mapped = None
+        if mapper is not None:
+            try:
+                mapped = self._grants.mapped(mapper, current.version, headers["ETag"], start, stream.spans)
+            except BaseException:
+                await stream.close()
+                raise
         self._rooms.metrics.reads.inc(1, headers["x-tiergate-tier"])
+        if mapped is not None:
+            await stream.close()
+            return mapped
         return Answer(status, headers, stream, end - start)
 
     async def _missing(self, call: Call) -> Answer:
@@ -263,7 +282,8 @@ class ObjectStream:
         self._fills = fills
         self._current = current
         self._route = route_of(rooms, current)
-        self._spans = spans(bodies_of(current.version), start, end)
+        self.spans = spans(bodies_of(current.version), start, end)
+        """Which bytes of which body it gives, in order."""
         self._pins: dict[str, Pin] = {}
         self._ready: Pin | bytes | None = None
         self._served_bytes = {"memory": 0, "peer": 0, "origin": 0}
@@ -275,15 +295,15 @@ class ObjectStream:
             VanishedError: bytes of an un-persisted version are nowhere: it was replaced just now, or lost.
         """
         memory = self._rooms.memory
-        for body, _, _ in self._spans:
+        for body, _, _ in self.spans:
             pin = memory.pin(body.uid)
             if pin is not None:
                 self._pins[body.uid] = pin
         if self._route.is_spent:
             self._demand_all()
-        if not self._spans:
+        if not self.spans:
             return True
-        body, start, _ = self._spans[0]
+        body, start, _ = self.spans[0]
         if self._views(body, start // BLOCK_BYTES) is None:
             self._ready = await self._fills.peers_block(self._ahead(body, start // BLOCK_BYTES), start // BLOCK_BYTES)
             return self._ready is not None
@@ -296,12 +316,12 @@ class ObjectStream:
             VanishedError: it has not got it.
             ForeignVersionError and the errors of `Fills.block`.
         """
-        body, start, _ = self._spans[0]
+        body, start, _ = self.spans[0]
         self._ready = await self._fill(body, start // BLOCK_BYTES)
 
     def _demand_all(self) -> None:
         """Only memory has these bytes: without one of them there is nothing to begin."""
-        for body, start, end in self._spans:
+        for body, start, end in self.spans:
             for index in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
                 if self._views(body, index) is None:
                     raise VanishedError(body.uid)
@@ -319,7 +339,7 @@ class ObjectStream:
         self._served_bytes.clear()
 
     async def pieces(self) -> AsyncIterator[bytes | memoryview]:
-        for body, start, end in self._spans:
+        for body, start, end in self.spans:
             for index in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
                 low = max(0, start - index * BLOCK_BYTES)
                 high = min(body.block_size_bytes(index), end - index * BLOCK_BYTES)

@@ -9,6 +9,7 @@ from tiergate.engine.copies import Copies
 from tiergate.engine.current import Resolver
 from tiergate.engine.fills import Fills
 from tiergate.engine.forwarding import Forwarding
+from tiergate.engine.grants import BODY_HEADER, Grants
 from tiergate.engine.intake import Intake
 from tiergate.engine.listing import Listings
 from tiergate.engine.multipart import Multipart
@@ -64,7 +65,8 @@ class Service:
             rooms, self._buckets, intake, self._forwarding, writes, spill, afterwards, persisting
         )
         openings = Openings(rooms, resolver, self._fills, self._outage)
-        reads = Reads(rooms, self._buckets, resolver, self._forwarding, openings)
+        self.grants = grants = Grants(rooms, self._buckets, intake)
+        reads = Reads(rooms, self._buckets, resolver, self._forwarding, openings, grants)
         copies = Copies(rooms, self._buckets, resolver, intake, self._forwarding, writes, afterwards)
         part_copies = PartCopies(rooms, self._buckets, intake, self._forwarding, openings, multipart, spill)
         listings = Listings(rooms, self._buckets, self._outage)
@@ -99,7 +101,10 @@ class Service:
             TiergateError: as the operation says; the edge renders it.
         """
         try:
-            return await self._answer(call)
+            if BODY_HEADER not in call.headers:
+                return await self._answer(call)
+            async with self.grants.used(call) as used:
+                return await self._answer(used)
         except FencedError as error:
             # Whoever asks again finds this node a member anew, or another node.
             raise MembershipOverError("this node's membership of the cluster is over") from error

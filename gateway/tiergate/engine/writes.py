@@ -12,6 +12,7 @@ from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call
 from tiergate.engine.current import Resolver
 from tiergate.engine.forwarding import Forwarding
+from tiergate.engine.granted import granted_of
 from tiergate.engine.ground import Ground, WriteConditions
 from tiergate.engine.holding import Holding
 from tiergate.engine.identity import KEPT_HEADERS, Description, put_etag, put_version
@@ -78,11 +79,12 @@ class Writes:
             return await self._through.put_unrecorded(call, Description.of(call.headers, call.params))
         if bucket.versioned:
             return await self._through.put(call, described, ground)
-        uid = new_uid(self._rooms.clock.wall_s())
+        granted = granted_of(call.body)
+        uid = granted.uid if granted is not None else new_uid(self._rooms.clock.wall_s())
         self._intake.check_size(call.body.size_bytes)
         try:
             arrival = self._intake.reserve(
-                call.name, uid, uid, call.body.size_bytes, partial(self.is_current, call.name, uid)
+                call.name, uid, uid, call.body.size_bytes, partial(self.is_current, call.name, uid), granted
             )
         except MemoryFullError:
             return await self._through.put(call, described, ground)

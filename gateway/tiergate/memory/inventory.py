@@ -23,7 +23,9 @@ from tiergate.memory.rows import (
     Level,
     Rank,
     aligned,
+    block_index,
     block_key,
+    grant_purpose,
     lru_key,
     needed,
     pack_block,
@@ -237,8 +239,17 @@ class Inventory:
 
     # -- receiving whole bodies
 
-    def begin_receive(self, uid: bytes, size_bytes: int, charge: int, group: int | None = None) -> None:
+    def begin_receive(
+        self,
+        uid: bytes,
+        size_bytes: int,
+        charge: int,
+        group: int | None = None,
+        token: bytes | None = None,
+        purpose: bytes = b"",
+    ) -> None:
         """Make an invisible body and promise it `charge` bytes. `group`: of the set in the making that it belongs to.
+        `token`, `purpose`: of a grant.
 
         Raises:
             MemoryFullError: there is no room.
@@ -247,20 +258,23 @@ class Inventory:
         row = BodyRow(size_bytes, used_us=self._now_us, receiving=True)
         self._reserve(charge, self._spare_bytes)
         self._close(uid, row)
-        self._txn.put(receiving_key(self._token_bytes, uid, None), pack_number(charge), db=self._tables.receivings)
+        key = receiving_key(token or self._token_bytes, uid, None)
+        self._txn.put(key, pack_number(charge) + purpose, db=self._tables.receivings)
         if group is not None:
             self._txn.put(uid, Rank(Level.LATE, MAKING, group).pack(), db=self._tables.ranks)
 
-    def extend(self, uid: bytes, first: int, sizes: Sequence[int], reserve: bool) -> list[list[Extent]]:
+    def extend(
+        self, uid: bytes, first: int, sizes: Sequence[int], reserve: bool, token: bytes | None = None
+    ) -> list[list[Extent]]:
         """Lay out the next blocks of a body that is being received, from its promise or (`reserve`) from
         new room.
 
         Raises:
             SlabsShortError: grow first. MemoryFullError: there is no room.
         """
-        key = receiving_key(self._token_bytes, uid, None)
-        value = self._txn.get(key, db=self._tables.receivings)
-        promised = unpack_number(needed(value, "a body is extended that nobody receives", uid))
+        key = receiving_key(token or self._token_bytes, uid, None)
+        value = needed(self._txn.get(key, db=self._tables.receivings), "a body is extended that nobody receives", uid)
+        promised = unpack_number(value)
         row = self._opened(uid)
         found = []
         for index, size_bytes in enumerate(sizes, first):
@@ -272,7 +286,7 @@ class Inventory:
             found.append(self._allocate(uid, row, index, BLOCK_SEALED, charge))
         invariant(promised >= 0, "a body takes more than it was promised", uid=uid.decode())
         self._close(uid, row)
-        self._txn.put(key, pack_number(promised), db=self._tables.receivings)
+        self._txn.put(key, pack_number(promised) + grant_purpose(value), db=self._tables.receivings)
         return found
 
     def seal(self, uid: bytes, holder: bytes, size_bytes: int) -> None:
@@ -307,10 +321,12 @@ class Inventory:
         self._txn.put(key, pack_block(BLOCK_SEALED, kept), db=self._tables.blocks)
 
     def abort_receive(self, uid: bytes, token: bytes | None = None) -> None:
-        """Give an unsealed body back."""
+        """Give an unsealed body back. What was granted stays where it is for as long as somebody still reads it."""
         self._end_promise(uid, token)
         row = self._opened(uid)
         row.receiving = False
+        if row.pins:
+            row.present = sum(1 for _ in scan(self._txn, self._tables.blocks, uid + b"\0"))
         self._close(uid, row)
 
     def _end_promise(self, uid: bytes, token: bytes | None = None) -> None:
@@ -363,25 +379,83 @@ class Inventory:
         row.fills -= 1
         return row, key, value
 
+    # -- what processes outside receive
+
+    def grants_count(self, token: bytes) -> int:
+        """How many grants of a process are open."""
+        return sum(1 for _, value in scan(self._txn, self._tables.receivings, token + b"\0") if grant_purpose(value))
+
+    def begin_grant(
+        self, uid: bytes, size_bytes: int, charge: int, group: int | None, token: bytes, purpose: bytes, pinner: bytes
+    ) -> None:
+        """Begin a reception of another process, and pin what it will hold.
+
+        Raises:
+            MemoryFullError: there is no room.
+        """
+        self.begin_receive(uid, size_bytes, charge, group, token, purpose)
+        self.pin_receiving(uid, pinner)
+
+    def purpose_of(self, uid: bytes, token: bytes) -> bytes | None:
+        """What a body was granted for; None if nothing (more) of that name is granted to the process."""
+        value = self._txn.get(receiving_key(token, uid, None), db=self._tables.receivings)
+        return None if value is None else grant_purpose(value) or None
+
+    def take_grant(self, uid: bytes, token: bytes, size_bytes: int) -> bool:
+        """Go on with a grant as with a reception of this process, of which `size_bytes` came; what lies beyond is given
+        back. False if it is granted no more."""
+        if self.purpose_of(uid, token) is None:
+            return False
+        promised = self._txn.pop(receiving_key(token, uid, None), db=self._tables.receivings)
+        left = pack_number(unpack_number(needed(promised, "nobody receives the body", uid)))
+        self._txn.put(receiving_key(self._token_bytes, uid, None), left, db=self._tables.receivings)
+        row = self._opened(uid)
+        invariant(size_bytes <= row.size_bytes, "more came than was granted", uid=uid.decode())
+        row.size_bytes = size_bytes
+        count = Body("", size_bytes).block_count
+        for key, value in list(scan(self._txn, self._tables.blocks, uid + b"\0")):
+            if block_index(key) >= count:
+                self._free_block(row, key, value)
+        self._close(uid, row)
+        return True
+
+    def pin_receiving(self, uid: bytes, pinner: bytes) -> None:
+        """Pin a body that is being received. It must be there."""
+        row = self._opened(uid)
+        self._put_pin(uid, row, pinner)
+        self._close(uid, row)
+
+    def let_go(self, uid: bytes, token: bytes, pinner: bytes) -> bool:
+        """End a pin of another process, and its grant of that body if it is open; False if it had no such pin."""
+        if self._txn.get(pair_key(uid, pinner), db=self._tables.pins) is None:
+            return False
+        if self.purpose_of(uid, token) is not None:
+            self.abort_receive(uid, token)
+        self.unpin(uid, pinner)
+        return True
+
     # -- pins
 
-    def pin(self, uid: bytes) -> bool:
-        """Pin a body for this process; False if nothing of it is visible."""
+    def _put_pin(self, uid: bytes, row: BodyRow, pinner: bytes) -> None:
+        fresh = self._txn.put(pair_key(uid, pinner), b"", overwrite=False, db=self._tables.pins)
+        invariant(fresh, "a process pins a body twice", uid=uid.decode())
+        row.pins += 1
+        row.used_us = self._now_us
+
+    def pin(self, uid: bytes, pinner: bytes | None = None) -> bool:
+        """Pin a body for this process, or for `pinner`; False if nothing of it is visible."""
         row = self._open(uid)
         if row is None:
             return False
         visible = not row.receiving and (row.present > 0 or row.size_bytes == 0)
         if visible:
-            fresh = self._txn.put(pair_key(uid, self._token_bytes), b"", overwrite=False, db=self._tables.pins)
-            invariant(fresh, "a process pins a body twice", uid=uid.decode())
-            row.pins += 1
-            row.used_us = self._now_us
+            self._put_pin(uid, row, pinner or self._token_bytes)
         self._close(uid, row)
         return visible
 
-    def unpin(self, uid: bytes, token: bytes | None = None) -> None:
+    def unpin(self, uid: bytes, pinner: bytes | None = None) -> None:
         """Let go of a pin."""
-        removed = self._txn.delete(pair_key(uid, token or self._token_bytes), db=self._tables.pins)
+        removed = self._txn.delete(pair_key(uid, pinner or self._token_bytes), db=self._tables.pins)
         invariant(removed, "no such pin", uid=uid.decode())
         row = self._opened(uid)
         row.pins -= 1
@@ -478,6 +552,6 @@ class Inventory:
 
     def reap_pin(self, key: bytes) -> None:
         """Let go of a dead process's pin. Nothing if that happened already."""
-        uid, token = split_pair(key)
+        uid, pinner = split_pair(key)
         if self._txn.get(key, db=self._tables.pins) is not None:
-            self.unpin(uid, token)
+            self.unpin(uid, pinner)

@@ -25,10 +25,12 @@ from tiergate.memory.rows import (
     Rank,
     aligned,
     name_bytes,
+    owner_of,
     scan,
     split_pair,
     split_receiving,
 )
+from tiergate.memory.sharing import Sharing
 from tiergate.memory.store import MemoryLimits, Store
 from tiergate.model import Body
 
@@ -115,6 +117,8 @@ class Memory:
         self._store = store
         self._claims = Claims()
         self._pins = Pins(store)
+        self.sharing = Sharing(store, self._claims)
+        """What processes outside of this node's own receive and read."""
         self._owns_environment = False
 
     @classmethod
@@ -315,13 +319,13 @@ class Memory:
         with self._store.read() as txn:
             receptions = [key for key, _ in scan(txn, tables.receivings, b"")]
             pins = [key for key, _ in scan(txn, tables.pins, b"")]
-        tokens = {split_receiving(key)[0] for key in receptions} | {split_pair(key)[1] for key in pins}
+        tokens = {split_receiving(key)[0] for key in receptions} | {owner_of(split_pair(key)[1]) for key in pins}
         dead = {token for token in tokens if not self._store.is_alive(token.decode())}
         self._each(
             [key for key in receptions if split_receiving(key)[0] in dead],
             lambda inventory, key: inventory.reap_reception(key),
         )
-        left = [key for key in pins if split_pair(key)[1] in dead]
+        left = [key for key in pins if owner_of(split_pair(key)[1]) in dead]
         self._each(left, lambda inventory, key: inventory.reap_pin(key))
         self._store.environment.reader_check()
         self._store.sweep_leases()

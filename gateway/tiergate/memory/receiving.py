@@ -8,7 +8,7 @@ cleaned up after by `Memory.reap`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from awscrt import checksums  # type: ignore[import-untyped]
 
@@ -30,7 +30,28 @@ BATCH_BLOCKS = 4
 _NOWHERE = memoryview(bytearray())
 
 # It takes any buffer, though its signature says bytes.
-_crc64nvme: Callable[[bytes | memoryview, int], int] = cast("Any", checksums.crc64nvme)
+crc64nvme: Callable[[bytes | memoryview, int], int] = cast("Any", checksums.crc64nvme)
+
+
+class Reception(Protocol):
+    """A whole body on its way into memory; sealed or aborted in the end."""
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes written so far."""
+        ...
+
+    def write(self, data: bytes | memoryview, /) -> None:
+        """Append `data`; see `Receiving.write` for the errors."""
+        ...
+
+    def seal(self) -> Body:
+        """Make it visible; see `Receiving.seal`."""
+        ...
+
+    def abort(self) -> None:
+        """Give everything back; see `Receiving.abort`."""
+        ...
 
 
 class _Writer:
@@ -59,7 +80,7 @@ class _Writer:
             return
         at = self._at
         self._view[at : at + size] = data
-        self._crc = _crc64nvme(data, self._crc)
+        self._crc = crc64nvme(data, self._crc)
         self._at = at + size
         self._room -= size
         self.received_bytes += size

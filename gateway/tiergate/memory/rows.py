@@ -49,10 +49,10 @@ class Tables:
     """The named databases of the inventory.
 
     `state`: the counters · `bodies`: uid → BodyRow · `blocks`: uid, index → BlockRow · `holders`: uid,
-    holder → HolderRow · `pins`: uid, process token → nothing · `receivings`: process token, uid, index →
-    bytes still reserved · `lru`: time of use, uid → nothing, exactly the bodies without a rank that may be
-    evicted · `free_at`: offset → length · `free_by`: length, offset → nothing · `ranks`: uid → packed Rank ·
-    `sets`: packed Rank, uid → nothing, exactly those with a rank that may be evicted.
+    holder → HolderRow · `pins`: uid, who pins it (see `owner_of`) → nothing · `receivings`: process token, uid,
+    index → bytes still reserved, and of a grant what it is for · `lru`: time of use, uid → nothing, exactly the
+    bodies without a rank that may be evicted · `free_at`: offset → length · `free_by`: length, offset → nothing ·
+    `ranks`: uid → packed Rank · `sets`: packed Rank, uid → nothing, exactly those with a rank that may be evicted.
     """
 
     state: Table
@@ -247,8 +247,19 @@ def pack_number(number: int) -> bytes:
 
 
 def unpack_number(value: bytes) -> int:
-    number: int = _NUMBER.unpack(value)[0]
+    number: int = _NUMBER.unpack_from(value)[0]
     return number
+
+
+def grant_purpose(value: bytes) -> bytes:
+    """What a reception was granted for to a process outside; empty for a reception of one's own."""
+    return value[_NUMBER.size :]
+
+
+def owner_of(pinner: bytes) -> bytes:
+    """The token of the process whose life a pin hangs on. Who pins a body more than once tells the pins apart by what
+    follows its token and a slash."""
+    return pinner.partition(b"/")[0]
 
 
 def name_bytes(name: str) -> bytes:

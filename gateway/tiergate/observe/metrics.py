@@ -172,6 +172,12 @@ class Metrics:
         self.kept_set_bytes = gauge("memory_kept_set_bytes", "bytes", "Bytes of those sets.")
         self.pinned_set_bytes = gauge("memory_pinned_set_bytes", "bytes", "Bytes that are never evicted: pinned.")
         self.reaped_pins = counter("memory_reaped_pins", "pins", "Pins taken back from dead processes.")
+        self.grants = counter("memory_grants", "grants", "Rooms given to processes of this machine to write into.")
+        self.granted_bytes = counter("memory_granted_bytes", "bytes", "Bytes of those rooms.")
+        self.mapped_reads = counter(
+            "read_mapped", "reads", "Reads answered to processes of this machine with where the bytes lie."
+        )
+        self.mapped_bytes = counter("read_mapped_bytes", "bytes", "Bytes of those reads.")
         self.integrity_failures = counter(
             "memory_integrity_failures",
             "blocks",

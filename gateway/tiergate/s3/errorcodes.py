@@ -81,6 +81,7 @@ ERROR_CODES: Mapping[str, tuple[int, str]] = {
         "The host headers provided in the request used the incorrect style addressing.",
     ),
     "InvalidHttpMethod": (400, "The request was made using an unexpected HTTP method."),
+    "InvalidGrant": (400, "The body is not one that the grant allows."),
     "InvalidLocationConstraint": (400, "The specified location-constraint is not valid"),
     "InvalidPart": (
         400,
@@ -185,6 +186,7 @@ ERROR_CODES: Mapping[str, tuple[int, str]] = {
     "AllAccessDisabled": (403, "All access to this object has been disabled"),
     "CrossLocationLoggingProhibited": (403, "Cross-location logging is not allowed."),
     "InvalidAccessKeyId": (403, "The AWS Access Key Id you provided does not exist in our records."),
+    "InvalidLease": (403, "The lease is not that of a living process on this node's machine."),
     "InvalidObjectState": (403, "The operation is not valid for the object's storage class"),
     "InvalidPayer": (403, "All access to this object has been disabled."),
     "InvalidSecurity": (403, "The provided security credentials are not valid."),
@@ -205,6 +207,7 @@ ERROR_CODES: Mapping[str, tuple[int, str]] = {
     "NoSuchBucket": (404, "The specified bucket does not exist"),
     "NoSuchBucketPolicy": (404, "The bucket policy does not exist"),
     "NoSuchCORSConfiguration": (404, "The CORS configuration does not exist"),
+    "NoSuchGrant": (404, "There is no such grant."),
     "NoSuchKey": (404, "The specified key does not exist."),
     "NoSuchLifecycleConfiguration": (404, "The lifecycle configuration does not exist"),
     "NoSuchMultiRegionAccessPoint": (404, "The specified Multi-Region Access Point does not exist."),

@@ -4,15 +4,15 @@ The one table of them is in `OwnRequests`, which the pipeline asks once it knows
 errors S3's documents.
 """
 
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from tiergate.engine.calls import Answer, Call
+from tiergate.engine.calls import Answer, Call, told
 from tiergate.errors import RequestError
 from tiergate.s3.operations import Target
 from tiergate.s3.servicemodel import Level
+
+__all__ = ["PREFIX", "OwnRequests", "Verb", "level_of", "told", "verb_of"]
 
 PREFIX = "x-tiergate-"
 
@@ -58,8 +58,3 @@ def level_of(target: Target) -> Level:
     if target.key:
         return Level.KEY
     return Level.BUCKET if target.bucket else Level.SERVICE
-
-
-def told(document: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Answer:
-    """An answer that is a JSON document."""
-    return Answer(200, {"content-type": "application/json", **(headers or {})}, json.dumps(document).encode())

@@ -14,6 +14,7 @@ from aiohttp import HttpVersion10, web
 from tiergate.clock import Clock
 from tiergate.config import Settings
 from tiergate.engine.calls import Answer, Call, Framing, Outgoing, read_whole
+from tiergate.engine.grants import BODY_HEADER
 from tiergate.engine.service import DOCUMENT_OPERATIONS, FORWARD, Service
 from tiergate.errors import InvariantError, RequestError, TiergateError
 from tiergate.observe.logs import get_logger, log_context
@@ -255,12 +256,13 @@ class Pipeline:
                 raise RequestError("MissingContentLength")
             trailer = headers.get("x-amz-trailer", "")
             decoder = ChunkedDecoder(size_bytes, verified.chunk_signer, trailer.split(",") if trailer else ())
-        # A completion's checksum headers speak of the object; an algorithm unknown here is the origin's to check.
-        completes = request.method == "POST" and "uploadId" in head.raw_query
+        # Checksum headers speak of the object, not of the request's own body, where it completes an upload or names a
+        # body that is in memory already; an algorithm unknown here is the origin's to check.
+        speaks_of_object = BODY_HEADER in headers or (request.method == "POST" and "uploadId" in head.raw_query)
         verifier = BodyVerifier(
             head.headers,
             verified.payload,
-            object_checksums=not completes and not unknown_algorithms(head.headers),
+            object_checksums=not speaks_of_object and not unknown_algorithms(head.headers),
         )
         return WireBody(
             request,

@@ -66,7 +66,13 @@ async def serve(context: ChildContext, promise: Promise = PROMISE) -> None:
             secret_for = own_keys(settings)
         name = node_id(context.folders.root)
         handshake = Handshake(rooms, name, cluster.view.live if cluster is not None else None)
-        own = OwnRequests({"node": Verb("GET", Level.SERVICE, handshake.answer)})
+        own = OwnRequests(
+            {
+                "node": Verb("GET", Level.SERVICE, handshake.answer),
+                "grant": Verb("POST", Level.KEY, service.grants.grant),
+                "release": Verb("POST", Level.SERVICE, service.grants.release),
+            }
+        )
         pipeline = Pipeline(service, settings, secret_for, rooms.clock, rooms.metrics, name, own)
         server = S3Server(
             pipeline.handle,
