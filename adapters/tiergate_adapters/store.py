@@ -8,62 +8,95 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-import boto3
-from botocore.config import Config
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from tiergate_adapters.place import Place
+from tiergate_adapters.route import Route, UnreachableError
+from tiergate_adapters.slabs import copy, cut, drop_share
+from tiergate_adapters.uploads import Upload, release
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
-    from typing import Self
+    from typing import Self, TypeVar
 
     from _typeshed import ReadableBuffer, WriteableBuffer
 
-PART_BYTES = 64 << 20
-"""What is sent at a time of an object whose length is not known."""
+    from tiergate_adapters.slabs import Share
 
-PERSIST_HEADER = "x-tiergate-persist"
+    T = TypeVar("T")
+
+__all__ = ["ObjectReader", "ObjectWriter", "Store", "UnreachableError", "is_absent"]
+
+S3 = "s3"
+"""The tier that readers may trust, in `trust`."""
+
+WINDOW_BYTES = 1 << 30
+"""So much of an object is mapped at a time."""
+
+AHEAD_BYTES = 8 << 20
+"""What is fetched at a time for reads that ask for less, of what is not mapped."""
+
+MAP_HEADER = "x-tiergate-map"
+MAPPED_HEADER = "x-tiergate-mapped"
+TIER_HEADER = "x-tiergate-tier"
 
 
 class Store:
     """Objects below a place. Picklable: connections are made in the process that uses them, when it first does.
+    Thread-safe.
 
     `persist`: "memory" keeps what is written in the cluster's memory until it is promoted or dropped, "s3" brings it to
     S3, None leaves it to the policy of the prefix.
+
+    The gateway is that of the AWS environment. `endpoints` are others to ask when it does not answer, beside its peers
+    (`TIERGATE_ENDPOINTS`); `origin` is the endpoint of S3 itself, "aws" for Amazon's (`TIERGATE_ORIGIN`, else what the
+    gateway said). When no gateway answers, writes go to S3; reads raise UnreachableError, unless `trust` holds "s3": it
+    lacks what is not written back yet.
     """
 
-    def __init__(self, place: Place, *, persist: str | None = None) -> None:
+    def __init__(
+        self,
+        place: Place,
+        *,
+        persist: str | None = None,
+        endpoints: Sequence[str] = (),
+        origin: str | None = None,
+        trust: Sequence[str] = (),
+        route: Route | None = None,
+    ) -> None:
         self.place = place
         self.persist = persist
-        self._client: Any = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_client": None}
+        self.trust = tuple(trust)
+        self.route = route or Route(tuple(endpoints), origin, persist)
 
     def at(self, place: Place) -> Store:
         """The same store below another place."""
-        other = Store(place, persist=self.persist)
-        other._client = self._client
-        return other
+        return Store(place, persist=self.persist, trust=self.trust, route=self.route)
 
-    def create(self, name: str) -> ObjectWriter:
-        """Begin to write an object; it is there once the writer is closed, and not at all if it is aborted."""
-        return ObjectWriter(self, self.place.key(name))
+    def create(self, name: str, *, size_bytes: int | None = None) -> ObjectWriter:
+        """Begin to write an object; it is there once the writer is closed, and not at all if it is aborted.
+        `size_bytes`: how long it is to become, if that is known: room for it is asked for at once."""
+        return ObjectWriter(self, self.place.key(name), size_bytes)
 
     def open(self, name: str) -> ObjectReader:
         """An object to read from, at one version.
 
         Raises:
             FileNotFoundError: there is none.
+            UnreachableError: who knows does not answer.
         """
         return ObjectReader(self, self.place.key(name))
 
     def size(self, name: str) -> int | None:
-        """The length of an object in bytes; None if there is none."""
+        """The length of an object in bytes; None if there is none.
+
+        Raises:
+            UnreachableError: who knows does not answer.
+        """
+        key = self.place.key(name)
         try:
-            head = self.client.head_object(Bucket=self.place.bucket, Key=self.place.key(name))
+            head = self._read(f"head of {name}", lambda client: client.head_object(Bucket=self.place.bucket, Key=key))
         except ClientError as error:
             if is_absent(error):
                 return None
@@ -72,45 +105,56 @@ class Store:
         return size
 
     def names(self) -> list[str]:
-        """All objects below the place, as names that `open` takes, sorted."""
-        pages = self.client.get_paginator("list_objects_v2").paginate(
-            Bucket=self.place.bucket, Prefix=self.place.prefix
-        )
-        return [each["Key"].removeprefix(self.place.prefix) for page in pages for each in page.get("Contents", ())]
+        """All objects below the place, as names that `open` takes, sorted.
+
+        Raises:
+            UnreachableError: who knows does not answer.
+        """
+
+        def listed(client: Any) -> list[str]:
+            pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.place.bucket, Prefix=self.place.prefix)
+            return [each["Key"].removeprefix(self.place.prefix) for page in pages for each in page.get("Contents", ())]
+
+        return self._read("listing", listed)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects; those that are not there are no error."""
+        """Delete objects; those that are not there are no error. Never past the gateways: what they have not written
+        back yet would come again.
+
+        Raises:
+            UnreachableError: no gateway answers.
+        """
         for name in names:
-            self.client.delete_object(Bucket=self.place.bucket, Key=self.place.key(name))
+            key = self.place.key(name)
+            self.route.change(
+                f"{self.place}: {name} is deleted",
+                lambda client, key=key: client.delete_object(Bucket=self.place.bucket, Key=key),  # type: ignore[misc]
+            )
 
     @property
     def client(self) -> Any:
-        """The S3 client, thread-safe."""
-        if self._client is None:
-            config = Config(retries={"mode": "standard", "total_max_attempts": 6})
-            self._client = boto3.client("s3", config=config)
-            if self.persist is not None:
-                self._client.meta.events.register("before-sign.s3", self._mark)
-        return self._client
+        """The S3 client of the gateway, thread-safe."""
+        return self.route.client()
 
-    def _mark(self, request: Any, **_: object) -> None:
-        if request.method in ("PUT", "POST"):
-            request.headers[PERSIST_HEADER] = self.persist
+    def _read(self, what: str, ask: Callable[[Any], T]) -> T:
+        self.route.look()  # So that it is known who else can be asked, should the gateway not answer one day.
+        return self.route.read(f"{self.place}: {what}", ask, trust_s3=S3 in self.trust)
 
 
 class ObjectWriter(io.RawIOBase):
     """An object being written, from its first byte to its last. Close it to commit, or leave the context; by an
-    exception or `abort` nothing of it is kept. One thread at a time."""
+    exception or `abort` nothing of it is kept. One thread at a time, in the process that began it."""
 
-    def __init__(self, store: Store, key: str) -> None:
+    def __init__(self, store: Store, key: str, size_bytes: int | None = None) -> None:
         super().__init__()
-        self._store = store
-        self._key = key
-        self._held = bytearray()
-        self._upload_id = ""
-        self._parts: list[dict[str, Any]] = []
+        self._upload = Upload(store.route, store.place.bucket, key, size_bytes)
         self._at = 0
         self._is_over = False
+
+    @property
+    def etag(self) -> str:
+        """Once it is closed: the ETag that it has."""
+        return self._upload.etag
 
     def writable(self) -> bool:
         return True
@@ -119,54 +163,34 @@ class ObjectWriter(io.RawIOBase):
         return self._at
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Take bytes; they may change as soon as this returns."""
+        """Take bytes; they may change as soon as this returns.
+
+        Raises:
+            ClientError, BotoCoreError, UnreachableError: what was taken before can be sent nowhere.
+        """
         view = memoryview(data).cast("B")
-        self._held += view
+        self._upload.write(view)
         self._at += len(view)
-        if len(self._held) >= PART_BYTES:
-            self._send()
         return len(view)
-
-    def _send(self) -> None:
-        client, named = self._store.client, self._named
-        if not self._upload_id:
-            self._upload_id = client.create_multipart_upload(**named)["UploadId"]
-        number = len(self._parts) + 1
-        body, self._held = self._held, bytearray()
-        answer = client.upload_part(**named, UploadId=self._upload_id, PartNumber=number, Body=body)
-        self._parts.append({"PartNumber": number, "ETag": answer["ETag"]})
-
-    @property
-    def _named(self) -> dict[str, str]:
-        return {"Bucket": self._store.place.bucket, "Key": self._key}
 
     def abort(self) -> None:
         """Give it up. Does nothing after `close`."""
         if self._is_over:
             return
         self._is_over = True
-        if self._upload_id:
-            self._store.client.abort_multipart_upload(**self._named, UploadId=self._upload_id)
+        self._upload.abort()
         super().close()
 
     def close(self) -> None:
         """Commit: once this returns the object is acknowledged.
 
         Raises:
-            ClientError, BotoCoreError: it is not.
+            ClientError, BotoCoreError, UnreachableError: it is not.
         """
         if self._is_over:
             return
         try:
-            if not self._upload_id:
-                self._store.client.put_object(**self._named, Body=bytes(self._held))
-            else:
-                if self._held:
-                    self._send()
-                listed = {"Parts": self._parts}
-                self._store.client.complete_multipart_upload(
-                    **self._named, UploadId=self._upload_id, MultipartUpload=listed
-                )
+            self._upload.close()
         except BaseException:
             self.abort()
             raise
@@ -190,21 +214,27 @@ class ObjectWriter(io.RawIOBase):
 
 
 class ObjectReader(io.RawIOBase):
-    """One version of an object, to read ranges of it in any order. One thread at a time; close it."""
+    """One version of an object, to read ranges of it in any order. One thread at a time, in the process that opened it;
+    close it."""
 
     def __init__(self, store: Store, key: str) -> None:
         super().__init__()
         self._store = store
+        self._route = store.route
         self._named = {"Bucket": store.place.bucket, "Key": key}
         try:
-            head = store.client.head_object(**self._named)
+            head = store._read(f"head of {key}", lambda client: client.head_object(**self._named))
         except ClientError as error:
             if is_absent(error):
                 raise FileNotFoundError(f"s3://{store.place.bucket}/{key}") from error
             raise
         self.size_bytes: int = head["ContentLength"]
-        self._etag: str = head["ETag"]
+        self.etag: str = head["ETag"]
         self._at = 0
+        self._windows: dict[int, list[memoryview]] = {}
+        self._pins: list[tuple[Share, str, str]] = []
+        self._may_map = head["ResponseMetadata"]["HTTPHeaders"].get(TIER_HEADER) == "memory"
+        self._ahead = (0, memoryview(b""))
 
     def readable(self) -> bool:
         return True
@@ -223,24 +253,99 @@ class ObjectReader(io.RawIOBase):
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         view = memoryview(buffer).cast("B")
         end = min(self._at + len(view), self.size_bytes)
-        if end <= self._at:
-            return 0
-        data = self.range(self._at, end)
-        view[: len(data)] = data
-        self._at = end
-        return len(data)
+        done = 0
+        for piece in self._near(self._at, end) if end > self._at else ():
+            copy(view[done : done + len(piece)], piece)
+            done += len(piece)
+        self._at += done
+        return done
+
+    def _near(self, start: int, end: int) -> list[memoryview]:
+        """As `views`, fetching more than is asked for where it is fetched."""
+        mapped = self._mapped(start, end)
+        if mapped is not None:
+            return mapped
+        at, held = self._ahead
+        if not at <= start <= end <= at + len(held):
+            at, held = start, self._fetched(start, min(self.size_bytes, max(end, start + AHEAD_BYTES)))
+            self._ahead = at, held
+        return [held[start - at : end - at]]
 
     def range(self, start: int, end: int) -> memoryview:
-        """Bytes [start, end), without copying where they lie in this node's memory. Valid until the reader is closed;
-        not to be written to.
+        """Bytes [start, end), without copying where they lie in this node's memory in one piece. Valid until the reader
+        is closed; not to be written to.
 
         Raises:
             ClientError: the object was replaced or deleted meanwhile (412, 404), or cannot be read.
+            UnreachableError: who has it does not answer.
         """
+        views = self.views(start, end)
+        if len(views) == 1:
+            return views[0]
+        found = memoryview(bytearray(sum(map(len, views))))
+        at = 0
+        for view in views:
+            copy(found[at : at + len(view)], view)
+            at += len(view)
+        return found.toreadonly()
+
+    def views(self, start: int, end: int) -> list[memoryview]:
+        """As `range`, in as many pieces as they lie in."""
+        end = min(end, self.size_bytes)
         if start >= end:
-            return memoryview(b"")
-        answer = self._store.client.get_object(**self._named, IfMatch=self._etag, Range=f"bytes={start}-{end - 1}")
-        return memoryview(answer["Body"].read())
+            return []
+        mapped = self._mapped(start, end)
+        return mapped if mapped is not None else [self._fetched(start, end)]
+
+    def _fetched(self, start: int, end: int) -> memoryview:
+        def fetch(client: Any) -> memoryview:
+            answer = client.get_object(**self._named, IfMatch=self.etag, Range=f"bytes={start}-{end - 1}")
+            return memoryview(answer["Body"].read())
+
+        return self._store._read(f"bytes of {self._named['Key']}", fetch)
+
+    def _mapped(self, start: int, end: int) -> list[memoryview] | None:
+        """The bytes as they lie in this node's memory; None where they do not, or not all."""
+        found: list[memoryview] = []
+        for window in range(start // WINDOW_BYTES, -(-end // WINDOW_BYTES)):
+            if window not in self._windows and not self._map(window):
+                return None
+            base = window * WINDOW_BYTES
+            found += cut(self._windows[window], max(start - base, 0), min(end - base, WINDOW_BYTES))
+        return found
+
+    def _map(self, window: int) -> bool:
+        """Have a window of the object pinned for this process, and map it."""
+        share = self._route.share() if self._may_map else None
+        if share is None:
+            self._may_map = False
+            return False
+        start, end = window * WINDOW_BYTES, min(self.size_bytes, (window + 1) * WINDOW_BYTES)
+        headers = {MAP_HEADER: share.token, "If-Match": self.etag, "Range": f"bytes={start}-{end - 1}"}
+        bucket, key = self._named["Bucket"], self._named["Key"]
+        try:
+            reply = self._route.ask("GET", bucket, key, headers=headers, mapped=MAPPED_HEADER)
+        except (BotoCoreError, HTTPClientError):
+            self._may_map = False  # Whoever fetches it finds out who else can be asked.
+            return False
+        if not reply.is_done or not reply.body:
+            self._may_map = False
+            if reply.code == "InvalidLease":
+                drop_share(share)
+                self._route.look(again=True)
+            return False
+        document = reply.document()
+        self._pins += [(share, body_uid, tag) for body_uid, tag in document["pins"]]
+        self._windows[window] = [view.toreadonly() for view in share.views(document["extents"])]
+        return True
+
+    def close(self) -> None:
+        """Let go of what is pinned."""
+        if not self.closed:
+            pins, self._pins, self._windows = self._pins, [], {}
+            if pins:
+                release(self._route, pins)
+        super().close()
 
 
 def is_absent(error: ClientError) -> bool:

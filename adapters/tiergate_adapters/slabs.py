@@ -1,0 +1,195 @@
+"""The memory of this machine's node, mapped into this process.
+
+A process shares a node's memory once it has found out that both are on one machine: it sees the lease locked that the
+node's answer named. From then on it has a lease of its own, acquired when it is first needed and never carried over a
+fork, and the node gives back what hangs on it when the process is dead.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tiergate.shm import ProcessLease, SlabFile
+
+try:
+    import numpy
+except ImportError:  # It is only faster: it copies without holding up other threads.
+    numpy = None  # type: ignore[assignment,unused-ignore]
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+log = logging.getLogger(__name__)
+
+PLAIN_COPY_BYTES = 64 << 10
+"""Up to this much is copied by Python itself."""
+
+Extent = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Where a node says that its memory is. `token`: of a lease that is locked there."""
+
+    slabs: str
+    slab_bytes: int
+    leases: str
+    token: str
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Memory:
+        """From the node's answer."""
+        return cls(document["slabs"], document["slab_bytes"], document["leases"], document["token"])
+
+
+class Share:
+    """What this process has of a node's memory. Thread-safe."""
+
+    def __init__(self, memory: Memory) -> None:
+        """Raises:
+        OSError, ValueError: it cannot be mapped.
+        """
+        self.memory = memory
+        self._slabs = SlabFile(Path(memory.slabs), memory.slab_bytes, made=True)
+        self._lease = ProcessLease.acquire(Path(memory.leases))
+
+    @property
+    def token(self) -> str:
+        """What the node knows this process by."""
+        return self._lease.token
+
+    def views(self, extents: Iterable[Extent]) -> list[memoryview]:
+        """The bytes of extents, neighbours joined."""
+        return [self._slabs.view(offset, length) for offset, length in joined(extents)]
+
+    def fresh_views(self, extents: Iterable[Extent]) -> list[memoryview]:
+        """As `views`, for bytes that are about to be written."""
+        runs = joined(extents)
+        for offset, length in runs:
+            self._slabs.warm(offset, length)
+        return self.views(runs)
+
+    def release(self) -> None:
+        """End the lease: what hangs on it goes."""
+        self._lease.release()
+
+    def forget(self) -> None:
+        """In a child that was forked."""
+        self._lease.forget()
+
+
+class Room:
+    """A grant: room in the node's memory for one body, filled from its start. One thread at a time."""
+
+    def __init__(self, share: Share, grant: str, extents: Iterable[Extent]) -> None:
+        self.share = share
+        self.grant = grant
+        self._views = share.fresh_views(extents)
+        self._at = 0
+        self._view = 0
+        self.size_bytes = sum(map(len, self._views))
+        self.used_bytes = 0
+
+    def write(self, data: memoryview) -> int:
+        """Take what there is room for; how much that is."""
+        taken = 0
+        while taken < len(data) and self._view < len(self._views):
+            view = self._views[self._view]
+            piece = data[taken : taken + len(view) - self._at]
+            copy(view[self._at : self._at + len(piece)], piece)
+            taken += len(piece)
+            self._at += len(piece)
+            if self._at == len(view):
+                self._view, self._at = self._view + 1, 0
+        self.used_bytes += taken
+        return taken
+
+    def views(self) -> list[memoryview]:
+        """What was written, in order."""
+        return cut(self._views, 0, self.used_bytes)
+
+
+_shares: dict[tuple[str, str], Share] = {}
+_lock = threading.Lock()
+
+
+def share_of(memory: Memory) -> Share | None:
+    """This process's share in a node's memory; None if the node is on another machine, or does not let us."""
+    with _lock:
+        found = _shares.get((memory.leases, memory.slabs))
+        if found is not None:
+            return found
+        try:
+            if not ProcessLease.is_alive(Path(memory.leases), memory.token):
+                return None
+            found = Share(memory)
+        except (OSError, ValueError) as error:
+            log.info("the memory of the node cannot be shared: %s", error)
+            return None
+        _shares[(memory.leases, memory.slabs)] = found
+        return found
+
+
+def drop_share(share: Share) -> None:
+    """The node does not know the share: its memory is another one by now. What was mapped stays as it is."""
+    with _lock:
+        for place, known in list(_shares.items()):
+            if known is share:
+                del _shares[place]
+                share.release()
+
+
+def joined(extents: Iterable[Extent]) -> list[Extent]:
+    """The extents with those joined that follow each other in the file."""
+    found: list[Extent] = []
+    for offset, length in extents:
+        if found and found[-1][0] + found[-1][1] == offset:
+            found[-1] = (found[-1][0], found[-1][1] + length)
+        else:
+            found.append((offset, length))
+    return found
+
+
+def cut(views: Sequence[memoryview], low: int, high: int) -> list[memoryview]:
+    """The bytes [low, high) of what the views hold one after the other, without copying."""
+    found: list[memoryview] = []
+    at = 0
+    for view in views:
+        start, end = max(low - at, 0), min(high - at, len(view))
+        if start < end:
+            found.append(view[start:end])
+        at += len(view)
+    return found
+
+
+def copy(target: memoryview, source: memoryview) -> None:
+    """Copy bytes of equal length; long ones without holding up other threads."""
+    if numpy is None or len(source) <= PLAIN_COPY_BYTES:
+        target[:] = source
+    else:
+        numpy.copyto(numpy.frombuffer(target, numpy.uint8), numpy.frombuffer(source, numpy.uint8))
+
+
+def _release_all() -> None:
+    for share in _shares.values():
+        share.release()
+    _shares.clear()
+
+
+def _forget_all() -> None:
+    """The child has no share: what its parent has is the parent's."""
+    global _lock
+    _lock = threading.Lock()
+    for share in _shares.values():
+        share.forget()
+    _shares.clear()
+
+
+atexit.register(_release_all)
+os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,446 @@
+"""Objects on their way: bytes go straight into the node's memory where it gives room, else over HTTP; what was not
+acknowledged is kept, so that it can be sent elsewhere when the gateway is gone."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+
+from tiergate_adapters.route import PERSIST_HEADER, UnreachableError, is_unreachable, log
+from tiergate_adapters.slabs import Room, Share, copy, cut, drop_share
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from _typeshed import WriteableBuffer
+
+    from tiergate_adapters.route import Route
+
+SMALL_BYTES = 1 << 20
+"""An object up to this long is sent in one request: a grant would be one more."""
+
+ROOM_BYTES = (16 << 20, 64 << 20, 256 << 20)
+"""How much room is asked for of an object whose length nobody said: more with each part, up to the last."""
+
+ROOM_SHARE = 16
+"""A part takes at most this share of the node's memory, but never less than the first of `ROOM_BYTES`."""
+
+LEAST_PART_BYTES = 5 << 20
+"""S3's bound for all parts but the last."""
+
+PART_BYTES = 64 << 20
+"""What is sent over HTTP at a time."""
+
+SENDING_COUNT = 2
+"""Parts that are being sent while the next one is filled."""
+
+LEASE_HEADER = "x-tiergate-lease"
+BODY_HEADER = "x-tiergate-body"
+SIZE_HEADER = "x-tiergate-size"
+GRANT_TAG = "grant"
+
+
+class HeapRoom:
+    """Room in this process's own memory, for what goes over HTTP."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._held = bytearray()
+
+    @property
+    def used_bytes(self) -> int:
+        return len(self._held)
+
+    def write(self, data: memoryview) -> int:
+        """Take what there is room for; how much that is."""
+        taken = min(len(data), self._limit_bytes - len(self._held))
+        self._held += data[:taken]
+        return taken
+
+    def views(self) -> list[memoryview]:
+        """What was written."""
+        return [memoryview(self._held).toreadonly()] if self._held else []
+
+    def body(self) -> bytearray:
+        """What was written, as clients take it."""
+        return self._held
+
+
+class RoomReader(io.RawIOBase):
+    """What was written into the node's memory, as a file: for clients that send files."""
+
+    def __init__(self, room: Room) -> None:
+        super().__init__()
+        self._views = room.views()
+        self._size_bytes = room.used_bytes
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        self._at = max(0, (0, self._at, self._size_bytes)[whence] + offset)
+        return self._at
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        target = memoryview(buffer).cast("B")
+        done = 0
+        for piece in cut(self._views, self._at, self._at + len(target)):
+            copy(target[done : done + len(piece)], piece)
+            done += len(piece)
+        self._at += done
+        return done
+
+    def __len__(self) -> int:
+        return self._size_bytes
+
+
+@dataclass(slots=True)
+class SentPart:
+    """A part that is full. `room`: None once its bytes were let go, being acknowledged. `done` gives its ETag."""
+
+    number: int
+    room: Room | HeapRoom | None
+    done: Future[str] = field(default_factory=lambda: Future())
+
+
+class Upload:
+    """One object from its first byte to its last, under the `bucket` and `key`. One thread at a time."""
+
+    def __init__(self, route: Route, bucket: str, key: str, size_bytes: int | None) -> None:
+        self._route = route
+        self._named = {"Bucket": bucket, "Key": key}
+        self._size_bytes = size_bytes
+        self._upload_id = ""
+        self._parts: list[SentPart] = []
+        self._room: Room | HeapRoom = HeapRoom(SMALL_BYTES)
+        self._grants: list[Room] = []
+        self._share: Share | None = None
+        self._may_share = True
+        self._at_s3 = False
+        self._pid = os.getpid()
+        self.etag = ""
+
+    # -- writing
+
+    def write(self, data: memoryview) -> None:
+        """Take bytes.
+
+        Raises:
+            ClientError, BotoCoreError, UnreachableError: they cannot be sent anywhere.
+        """
+        if self._pid != os.getpid():
+            raise RuntimeError("an object is written by the process that began it")
+        while len(data):
+            data = data[self._room.write(data) :]
+            if len(data):
+                self._next_room(len(data))
+
+    def _next_room(self, wanted_bytes: int) -> None:
+        """Go on with more room, since what there was is full."""
+        full = self._room
+        if not self._parts and isinstance(full, HeapRoom) and full.used_bytes <= SMALL_BYTES:
+            # It is no small object, so that its beginning moves to where the rest goes.
+            self._room = self._room_for(full.used_bytes + wanted_bytes)
+            for view in full.views():
+                self._room.write(view)
+            return
+        self._send(full)
+        self._room = self._room_for(wanted_bytes)
+
+    def _room_for(self, wanted_bytes: int) -> Room | HeapRoom:
+        sent_bytes = sum(each.used_bytes for each in self._grants)
+        step = max(ROOM_BYTES[min(len(self._grants), len(ROOM_BYTES) - 1)], min(wanted_bytes, ROOM_BYTES[-1]))
+        if self._size_bytes is not None and self._size_bytes > sent_bytes:
+            step = max(LEAST_PART_BYTES, min(ROOM_BYTES[-1], self._size_bytes - sent_bytes))
+        return self._granted(step) or HeapRoom(PART_BYTES)
+
+    def _granted(self, size_bytes: int) -> Room | None:
+        """Room in the node's memory; None where there is none for us."""
+        if not self._may_share or self._at_s3:
+            return None
+        self._share = share = self._share or self._route.share()
+        if share is None:
+            self._may_share = False
+            self._route.note("memory", "the memory of the node cannot be shared, bytes are sent to it")
+            return None
+        most_bytes = max(ROOM_BYTES[0], share.memory.slab_bytes // ROOM_SHARE)
+        query = {"x-tiergate-grant": "", "size": str(min(size_bytes, most_bytes))}
+        try:
+            reply = self._route.ask("POST", *self._names, query=query, headers={LEASE_HEADER: share.token})
+        except (BotoCoreError, HTTPClientError) as error:
+            self._route.note_down(self._route.gateways()[0], error)
+            self._may_share = False
+            return None
+        document = reply.document()
+        if document is None:
+            self._refused(share, reply.code)
+            return None
+        extents = [(offset, length) for block in document["extents"] for offset, length in block]
+        self._route.forget("memory")
+        self._grants.append(Room(share, document["grant"], extents))
+        return self._grants[-1]
+
+    def _refused(self, share: Share, code: str) -> None:
+        """No room for now, or none for us at all: what is acknowledged need not stay for our sake."""
+        self._route.note("memory", f"the node gives no room in its memory ({code}), bytes are sent to it")
+        self._may_share = False
+        if code == "InvalidLease":
+            drop_share(share)
+            self._route.look(again=True)
+        self._let_go(acknowledged_only=True)
+
+    @property
+    def _names(self) -> tuple[str, str]:
+        return self._named["Bucket"], self._named["Key"]
+
+    # -- sending
+
+    def _send(self, room: Room | HeapRoom) -> None:
+        """Have a full part sent, in the background."""
+        self._wait_for_turn()
+        if not self._upload_id:
+            self._begin()
+        part = SentPart(len(self._parts) + 1, room)
+        self._parts.append(part)
+        self._submit(part)
+
+    def _submit(self, part: SentPart) -> None:
+        part.done = senders().submit(self._sent, part, self._upload_id, self._at_s3)
+
+    def _wait_for_turn(self) -> None:
+        under_way = [part for part in self._parts if not part.done.done()]
+        for part in under_way[: max(0, len(under_way) + 1 - SENDING_COUNT)]:
+            part.done.exception()
+        failed = next(
+            (part.done.exception() for part in self._parts if part.done.done() and part.done.exception()), None
+        )
+        if failed is not None:
+            self._move(failed)
+        for part in self._parts:
+            if part.done.done() and isinstance(part.room, HeapRoom):
+                part.room = None  # It is acknowledged. What is in the node's memory stays: it costs nothing more.
+
+    def _begin(self) -> None:
+        def create(client: Any) -> str:
+            upload_id: str = client.create_multipart_upload(**self._named)["UploadId"]
+            return upload_id
+
+        try:
+            self._upload_id = self._call("an upload begins", create)
+        except UnreachableError:
+            if self._at_s3 or self._route.s3() is None:
+                raise
+            self._at_s3 = True
+            self._upload_id = self._call("an upload begins", create)
+
+    def _call(self, what: str, ask: Any) -> Any:
+        what = f"s3://{self._named['Bucket']}/{self._named['Key']}: {what}"
+        if self._at_s3:
+            return self._route.at_s3(what, ask)
+        if self._route.s3() is not None and all(map(self._route.is_down, self._route.gateways())):
+            raise UnreachableError(f"{what}: no gateway answered a moment ago")
+        return self._route.change(what, ask)
+
+    def _sent(self, part: SentPart, upload_id: str, at_s3: bool) -> str:
+        """Send one part; its ETag. Runs in a thread of its own."""
+        room = part.room
+        assert room is not None
+        query = {"partNumber": str(part.number), "uploadId": upload_id}
+        if isinstance(room, Room) and not at_s3:
+            etag = self._put_room(room, query)
+            if etag:
+                return etag
+
+        def send(client: Any) -> str:
+            answer = client.upload_part(**self._named, UploadId=upload_id, PartNumber=part.number, Body=body_of(room))
+            etag: str = answer["ETag"]
+            return etag
+
+        found: str = self._call(f"part {part.number} is sent", send)
+        return found
+
+    def _put_room(self, room: Room, query: dict[str, str]) -> str:
+        """Have the node take what it gave room for; the ETag, empty if it does not."""
+        headers = {LEASE_HEADER: room.share.token, BODY_HEADER: room.grant, SIZE_HEADER: str(room.used_bytes)}
+        if self._route.persist is not None:
+            headers[PERSIST_HEADER] = self._route.persist
+        try:
+            reply = self._route.ask("PUT", *self._names, query=query, headers=headers)
+        except (BotoCoreError, HTTPClientError) as error:
+            log.info("the gateway did not take a body from memory, it is sent: %s", error)
+            return ""
+        if reply.is_done:
+            return reply.headers["etag"]
+        log.info("the gateway does not take a body from memory, it is sent: %s", reply.code)
+        return ""
+
+    # -- going elsewhere
+
+    def _move(self, cause: BaseException) -> None:
+        """Nobody took a part: begin anew with S3 itself, with all there is so far.
+
+        Raises:
+            BaseException: `cause`, if it does not say that nobody answers; or if bytes of acknowledged parts are gone.
+        """
+        if not is_gone(cause) or self._at_s3 or any(part.room is None for part in self._parts):
+            raise cause
+        if self._route.s3() is None:
+            raise cause
+        log.info("s3://%s/%s goes to S3 itself: %s", *self._names, cause)
+        for part in self._parts:
+            part.done.exception()
+        self._abandon(self._upload_id)
+        self._upload_id, self._at_s3 = "", True
+        self._begin()
+        for part in self._parts:
+            self._submit(part)
+            part.done.result()
+
+    def _abandon(self, upload_id: str) -> None:
+        """Abort an upload if anybody is there to hear it."""
+        if not upload_id:
+            return
+        try:
+            self._call(
+                "an upload is aborted", lambda client: client.abort_multipart_upload(**self._named, UploadId=upload_id)
+            )
+        except (ClientError, BotoCoreError, UnreachableError) as error:
+            log.info("an upload of s3://%s/%s is left behind: %s", *self._names, error)
+
+    # -- the end
+
+    def close(self) -> None:
+        """Commit.
+
+        Raises:
+            ClientError, BotoCoreError, UnreachableError: it is not acknowledged.
+        """
+        if not self._parts:
+            self.etag = self._put_whole()
+            self._let_go()
+            return
+        if self._room.used_bytes:
+            self._send(self._room)
+        try:
+            self.etag = self._completed()
+        except Exception as error:
+            self._move(error)
+            self.etag = self._completed()
+        self._let_go()
+
+    def _put_whole(self) -> str:
+        room = self._room
+        if isinstance(room, Room):
+            etag = self._put_room(room, {})
+            if etag:
+                return etag
+
+        def put(client: Any) -> str:
+            etag: str = client.put_object(**self._named, Body=body_of(room))["ETag"]
+            return etag
+
+        try:
+            found: str = self._call("it is put", put)
+        except UnreachableError:
+            if self._route.s3() is None:
+                raise
+            log.info("s3://%s/%s goes to S3 itself: no gateway answers", *self._names)
+            self._at_s3 = True
+            found = self._call("it is put", put)
+        return found
+
+    def _completed(self) -> str:
+        listed = [{"PartNumber": part.number, "ETag": part.done.result()} for part in self._parts]
+
+        def complete(client: Any) -> str:
+            answer = client.complete_multipart_upload(
+                **self._named, UploadId=self._upload_id, MultipartUpload={"Parts": listed}
+            )
+            etag: str = answer["ETag"]
+            return etag
+
+        found: str = self._call("it is completed", complete)
+        return found
+
+    def abort(self) -> None:
+        """Give it up; what can be given back is."""
+        for part in self._parts:
+            part.done.exception()
+        self._abandon(self._upload_id)
+        self._let_go()
+
+    def _let_go(self, *, acknowledged_only: bool = False) -> None:
+        """Give up the room that was had, as well as it goes: what is left goes with this process."""
+        sent = {id(part.room): part for part in self._parts}
+        going = []
+        for room in self._grants:
+            part = sent.get(id(room))
+            if acknowledged_only and (part is None or not part.done.done() or part.done.exception()):
+                continue
+            if part is not None:
+                part.room = None
+            going.append(room)
+        self._grants = [room for room in self._grants if room not in going]
+        release(self._route, [(room.share, room.grant, GRANT_TAG) for room in going])
+
+
+def body_of(room: Room | HeapRoom) -> bytearray | RoomReader:
+    """What was written, as clients take it."""
+    return room.body() if isinstance(room, HeapRoom) else RoomReader(room)
+
+
+def is_gone(error: BaseException) -> bool:
+    """Whether an error says that the gateway is gone."""
+    return isinstance(error, UnreachableError) or is_unreachable(error)
+
+
+def release(route: Route, pins: Sequence[tuple[Share, str, str]]) -> None:
+    """Let go of pins (body, name) on the node's memory. Where it cannot be said they go with this process."""
+    by_share: dict[int, tuple[Share, list[tuple[str, str]]]] = {}
+    for share, body_uid, tag in pins:
+        by_share.setdefault(id(share), (share, []))[1].append((body_uid, tag))
+    for share, named in by_share.values():
+        senders().submit(_released, route, share.token, named)
+
+
+def _released(route: Route, token: str, pins: Sequence[tuple[str, str]]) -> None:
+    body = json.dumps({"pins": pins}).encode()
+    try:
+        route.ask("POST", query={"x-tiergate-release": ""}, headers={LEASE_HEADER: token}, body=body)
+    except (BotoCoreError, HTTPClientError) as error:
+        log.info("the node was not told what is needed no more: %s", error)
+
+
+_senders: ThreadPoolExecutor | None = None
+_lock = threading.Lock()
+
+
+def senders() -> ThreadPoolExecutor:
+    """The threads of this process that send in the background."""
+    global _senders
+    with _lock:
+        if _senders is None:
+            _senders = ThreadPoolExecutor(8, "tiergate-send")
+        return _senders
+
+
+def _forget() -> None:
+    global _senders, _lock
+    _senders, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
