@@ -156,6 +156,11 @@ class ObjectWriter(io.RawIOBase):
         """Once it is closed: the ETag that it has."""
         return self._upload.etag
 
+    @property
+    def ack(self) -> str:
+        """Once it is closed: the rule that it was acknowledged under; empty where S3 itself took it."""
+        return self._upload.ack
+
     def writable(self) -> bool:
         return True
 

@@ -44,6 +44,7 @@ SENDING_COUNT = 2
 LEASE_HEADER = "x-tiergate-lease"
 BODY_HEADER = "x-tiergate-body"
 SIZE_HEADER = "x-tiergate-size"
+ACK_HEADER = "x-tiergate-ack"
 GRANT_TAG = "grant"
 
 
@@ -133,6 +134,7 @@ class Upload:
         self._at_s3 = False
         self._pid = os.getpid()
         self.etag = ""
+        self.ack = ""
 
     # -- writing
 
@@ -284,6 +286,7 @@ class Upload:
             log.info("the gateway did not take a body from memory, it is sent: %s", error)
             return ""
         if reply.is_done:
+            self.ack = reply.headers.get(ACK_HEADER, "")
             return reply.headers["etag"]
         log.info("the gateway does not take a body from memory, it is sent: %s", reply.code)
         return ""
@@ -350,7 +353,9 @@ class Upload:
                 return etag
 
         def put(client: Any) -> str:
-            etag: str = client.put_object(**self._named, Body=body_of(room))["ETag"]
+            answer = client.put_object(**self._named, Body=body_of(room))
+            self.ack = ack_of(answer)
+            etag: str = answer["ETag"]
             return etag
 
         try:
@@ -370,6 +375,7 @@ class Upload:
             answer = client.complete_multipart_upload(
                 **self._named, UploadId=self._upload_id, MultipartUpload={"Parts": listed}
             )
+            self.ack = ack_of(answer)
             etag: str = answer["ETag"]
             return etag
 
@@ -396,6 +402,12 @@ class Upload:
             going.append(room)
         self._grants = [room for room in self._grants if room not in going]
         release(self._route, [(room.share, room.grant, GRANT_TAG) for room in going])
+
+
+def ack_of(answer: Any) -> str:
+    """The rule under which a write was acknowledged; empty for an answer that is no gateway's."""
+    found: str = answer["ResponseMetadata"]["HTTPHeaders"].get(ACK_HEADER, "")
+    return found
 
 
 def body_of(room: Room | HeapRoom) -> bytearray | RoomReader:

@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 UPKEEP_INTERVAL_S = 30.0
+
+REAP_INTERVAL_S = 2.0
+"""Nobody tells of the death of a process that is not the node's own and had part of its memory."""
+
 FORGET_INTERVAL_S = 1.0
 
 FORGET_FOR_ALL_INTERVAL_S = 15.0
@@ -163,6 +167,7 @@ class Background:
                     group.create_task(self._clean_up_after_deaths(deaths)),
                     group.create_task(forget_oldest(rooms, self._cluster)),
                     group.create_task(keep_up(rooms, self._cluster)),
+                    group.create_task(give_back(rooms)),
                     group.create_task(self._retaining.run()),
                     group.create_task(sets.watch_pace()),
                     group.create_task(self._keeper.run()),
@@ -336,14 +341,23 @@ async def forget_oldest(rooms: Rooms, cluster: "Cluster | None") -> None:
 
 
 async def keep_up(rooms: Rooms, cluster: "Cluster | None") -> None:
-    """Regular upkeep: what died unnoticed; answers of old uploads (in a cluster: by the housekeeper)."""
+    """Regular upkeep: answers of old uploads (in a cluster: by the housekeeper)."""
     settings = rooms.settings
     while True:
         await rooms.clock.sleep(UPKEEP_INTERVAL_S)
         try:
-            rooms.metrics.reaped_pins.inc(rooms.memory.reap())
             if cluster is None or cluster.keeps_house():
                 before_s = rooms.clock.wall_s() - settings.finished_upload_keep_s
                 await rooms.directory.expire_finished(before_s)
         except TiergateError as error:
             log.warning("upkeep failed, tried again later", error=error)
+
+
+async def give_back(rooms: Rooms) -> None:
+    """Give back what processes held that died unnoticed."""
+    while True:
+        await rooms.clock.sleep(REAP_INTERVAL_S)
+        try:
+            rooms.metrics.reaped_pins.inc(rooms.memory.reap())
+        except TiergateError as error:
+            log.warning("what dead processes held could not be given back, tried again later", error=error)
