@@ -365,6 +365,30 @@ class PinnedPrefix:
 
 
 @dataclass(frozen=True, slots=True)
+class QuarantinedSet:
+    """A checkpoint that was found damaged at `found_s`, when somebody asked for the newest. It stays passed over for as
+    long as it is what it was: `bodies` is its fingerprint then."""
+
+    bucket: str
+    prefix: str
+    bodies: str
+    reason: str
+    found_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What several who ask for the newest checkpoint under a prefix were told: `answer` to all that ask under `name`.
+    The first who had one, at `agreed_s`, decided."""
+
+    bucket: str
+    prefix: str
+    name: str
+    answer: str
+    agreed_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Bucket:
     """What the origin said of a bucket. `versioned` is also true for a suspended one."""
 

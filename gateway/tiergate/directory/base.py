@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tiergate.model import (
+    Agreement,
     Bucket,
     Holder,
     ObjectName,
@@ -18,6 +19,7 @@ from tiergate.model import (
     Pending,
     PinnedPrefix,
     Plan,
+    QuarantinedSet,
     Record,
     Role,
     Run,
@@ -421,7 +423,7 @@ class Directory(Protocol):
         ...
 
     async def expire_finished(self, before_s: float) -> int:
-        """Forget answers of uploads completed before `before_s`; returns how many."""
+        """Forget answers of uploads completed before `before_s`, and what was agreed before; returns how many."""
         ...
 
     # -- buckets
@@ -452,6 +454,27 @@ class Directory(Protocol):
 
     async def pinned_prefixes(self) -> list[PinnedPrefix]:
         """All pinned prefixes, by the time they were pinned."""
+        ...
+
+    # -- which checkpoint a restart takes
+    async def quarantine_set(self, found: QuarantinedSet) -> None:
+        """Have a set passed over, for this reason and no other."""
+        ...
+
+    async def release_set(self, found: QuarantinedSet) -> bool:
+        """Have a set passed over no longer, if that is what is said of it; whether it was."""
+        ...
+
+    async def quarantined_sets(self, bucket: str) -> list[QuarantinedSet]:
+        """The sets of a bucket that are passed over, by prefix."""
+        ...
+
+    async def agree(self, proposed: Agreement) -> Agreement:
+        """The agreement of that name on a prefix: the one that stands, else this one from now on."""
+        ...
+
+    async def agreed(self, bucket: str, prefix: str, name: str) -> Agreement | None:
+        """The agreement that stands, if any."""
         ...
 
     # -- holders

@@ -33,6 +33,7 @@ from tiergate.errors import CompactedError, MemoryFullError, OutcomeUnknownError
 from tiergate.etcd.client import EtcdClient
 from tiergate.etcd.values import Delete, Field, Found, Guard, KeyValue, Put, Range
 from tiergate.model import (
+    Agreement,
     Bucket,
     Holder,
     Kind,
@@ -42,6 +43,7 @@ from tiergate.model import (
     Pending,
     PinnedPrefix,
     Plan,
+    QuarantinedSet,
     Record,
     Role,
     Run,
@@ -520,7 +522,9 @@ class ClusteredDirectory(OwedChanges):
         # Our own is renewed by this.
         before, own = new_uid(max(before_s, 0.0)).encode()[:12], self._committer.receipt
         await self._delete(await self._select("r", lambda row: row.value < before and row.key != own))
-        return await self._delete(await self._select("f", lambda row: value_of(Finished, row).finished_s < before_s))
+        old = await self._select("f", lambda row: value_of(Finished, row).finished_s < before_s)
+        old += await self._select("a", lambda row: value_of(Agreement, row).agreed_s < before_s)
+        return await self._delete(old)
 
     async def _select(self, table: str, chosen: Callable[[KeyValue], bool]) -> list[KeyValue]:
         """Some rows of a table, without their values: those may be large."""
@@ -567,6 +571,32 @@ class ClusteredDirectory(OwedChanges):
     async def pinned_prefixes(self) -> list[PinnedPrefix]:
         found = await self._reader.values(PinnedPrefix, self._keys.all("y"))
         return sorted(found, key=lambda each: each.pinned_s)
+
+    # -- which checkpoint a restart takes
+    async def quarantine_set(self, found: QuarantinedSet) -> None:
+        key = self._keys.quarantined(found.bucket, found.prefix)
+        await self._committer.commit(Change((), (Put(key, pack(found)),)))
+
+    async def release_set(self, found: QuarantinedSet) -> bool:
+        key = self._keys.quarantined(found.bucket, found.prefix)
+        rows = (await self._client.read(Range(key))).found(0)
+        return bool(await self._delete([row for row in rows if value_of(QuarantinedSet, row) == found]))
+
+    async def quarantined_sets(self, bucket: str) -> list[QuarantinedSet]:
+        return await self._reader.values(QuarantinedSet, self._keys.under("z", bucket, "", ""))
+
+    async def agree(self, proposed: Agreement) -> Agreement:
+        key = self._keys.agreement(proposed.bucket, proposed.prefix, proposed.name)
+        change = Change((Guard(key, Field.MODIFIED, 0),), (Put(key, pack(proposed)),))
+        while True:
+            found = await self.agreed(proposed.bucket, proposed.prefix, proposed.name)
+            if found is not None:
+                return found
+            if await self._committer.commit(change) is not None:
+                return proposed
+
+    async def agreed(self, bucket: str, prefix: str, name: str) -> Agreement | None:
+        return await self._reader.one(Agreement, self._keys.agreement(bucket, prefix, name))
 
     # -- holders
     async def live_holders(self) -> set[str]:

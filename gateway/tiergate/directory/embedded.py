@@ -25,6 +25,7 @@ from tiergate.directory.view import Rows
 from tiergate.errors import MemoryFullError
 from tiergate.lmdbfile import open_environment
 from tiergate.model import (
+    Agreement,
     Bucket,
     Kind,
     ObjectName,
@@ -33,6 +34,7 @@ from tiergate.model import (
     Pending,
     PinnedPrefix,
     Plan,
+    QuarantinedSet,
     Record,
     Role,
     Run,
@@ -371,6 +373,26 @@ class EmbeddedDirectory(OwedChanges):
         with self._reading() as rows:
             raw = rows.raw("pins")
         return sorted((decode(PinnedPrefix, value) for value in raw), key=lambda each: each.pinned_s)
+
+    # -- which checkpoint a restart takes
+    async def quarantine_set(self, found: QuarantinedSet) -> None:
+        await self._add(lambda rows: rows.put_quarantined(found))
+
+    async def release_set(self, found: QuarantinedSet) -> bool:
+        return await self._change(lambda rows: rows.drop_quarantined(found))
+
+    async def quarantined_sets(self, bucket: str) -> list[QuarantinedSet]:
+        with self._reading() as rows:
+            raw = rows.raw("quarantine")
+        found = (decode(QuarantinedSet, value) for value in raw)
+        return sorted((each for each in found if each.bucket == bucket), key=lambda each: each.prefix.encode())
+
+    async def agree(self, proposed: Agreement) -> Agreement:
+        return await self._add(lambda rows: rows.agree(proposed))
+
+    async def agreed(self, bucket: str, prefix: str, name: str) -> Agreement | None:
+        with self._reading() as rows:
+            return rows.agreed(bucket, prefix, name)
 
     # -- holders
     async def live_holders(self) -> set[str]:

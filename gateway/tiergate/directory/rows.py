@@ -15,6 +15,7 @@ from tiergate.directory.base import Finished
 from tiergate.directory.codec import Named, Orphan, decode, encode
 from tiergate.lmdbfile import object_key, prefix_key, tie_key
 from tiergate.model import (
+    Agreement,
     Bucket,
     ObjectName,
     OriginUpload,
@@ -22,6 +23,7 @@ from tiergate.model import (
     Pending,
     PinnedPrefix,
     Plan,
+    QuarantinedSet,
     Record,
     Role,
     Run,
@@ -55,6 +57,8 @@ TABLE_NAMES = (
     "pins",
     "plans",
     "runs",
+    "quarantine",
+    "agreed",
 )
 
 
@@ -341,11 +345,13 @@ class LmdbRows:
         self._put("finished", _text_key(upload_id), encode(finished))
 
     def expire_finished(self, before_s: float) -> int:
-        """Forget what was finished before a time."""
+        """Forget what was finished, or agreed, before a time."""
         old = [key for key, value in self.scan("finished", b"") if decode(Finished, value).finished_s < before_s]
-        for key in old:
-            self._delete("finished", key)
-        return len(old)
+        void = [key for key, value in self.scan("agreed", b"") if decode(Agreement, value).agreed_s < before_s]
+        for table, keys in (("finished", old), ("agreed", void)):
+            for key in keys:
+                self._delete(table, key)
+        return len(old) + len(void)
 
     # -- buckets
     def bucket(self, name: str) -> Bucket | None:
@@ -371,6 +377,35 @@ class LmdbRows:
         is_pinned = self._get("pins", key) is not None
         self._delete("pins", key)
         return is_pinned
+
+    # -- which checkpoint a restart takes
+    def put_quarantined(self, found: QuarantinedSet) -> None:
+        """Write what is said of a set."""
+        self._put("quarantine", object_key(found.bucket, found.prefix), encode(found))
+
+    def drop_quarantined(self, found: QuarantinedSet) -> bool:
+        """Delete what is said of a set, if it is this; whether it was."""
+        key = object_key(found.bucket, found.prefix)
+        is_said = self._get("quarantine", key) == encode(found)
+        if is_said:
+            self._delete("quarantine", key)
+        return is_said
+
+    def agree(self, proposed: Agreement) -> Agreement:
+        """Write an agreement, unless one stands: then that one."""
+        found = self.agreed(proposed.bucket, proposed.prefix, proposed.name)
+        if found is None:
+            key = _agreement_key(proposed.bucket, proposed.prefix, proposed.name)
+            self._put("agreed", key, encode(proposed))
+        return found or proposed
+
+    def agreed(self, bucket: str, prefix: str, name: str) -> Agreement | None:
+        value = self._get("agreed", _agreement_key(bucket, prefix, name))
+        return decode(Agreement, value) if value else None
+
+
+def _agreement_key(bucket: str, prefix: str, name: str) -> bytes:
+    return object_key(bucket, f"{prefix}\0{name}")
 
 
 def _in_order(ties: list[N], prefix: str, after: str) -> list[N]:

@@ -15,6 +15,7 @@ from tiergate.directory.view import Rows
 from tiergate.errors import HolderLostError
 from tiergate.model import (
     LOST,
+    Agreement,
     Bucket,
     Holder,
     Kind,
@@ -24,6 +25,7 @@ from tiergate.model import (
     Pending,
     PinnedPrefix,
     Plan,
+    QuarantinedSet,
     Record,
     Role,
     Run,
@@ -303,7 +305,10 @@ class MemoryDirectory(OwedChanges):
             old = [key for key, each in rows.tables.finished.items() if each.finished_s < before_s]
             for key in old:
                 del rows.tables.finished[key]
-            return len(old)
+            void = [key for key, each in rows.tables.agreed.items() if each.agreed_s < before_s]
+            for name in void:
+                del rows.tables.agreed[name]
+            return len(old) + len(void)
 
         return await self._change(expire)
 
@@ -329,6 +334,33 @@ class MemoryDirectory(OwedChanges):
 
     async def pinned_prefixes(self) -> list[PinnedPrefix]:
         return await self._read(lambda tables: sorted(tables.pins.values(), key=lambda each: each.pinned_s))
+
+    # -- which checkpoint a restart takes
+    async def quarantine_set(self, found: QuarantinedSet) -> None:
+        await self._change(lambda rows: rows.tables.quarantined.update({(found.bucket, found.prefix): found}))
+
+    async def release_set(self, found: QuarantinedSet) -> bool:
+        def release(rows: MemoryRows) -> bool:
+            is_said = rows.tables.quarantined.get((found.bucket, found.prefix)) == found
+            if is_said:
+                del rows.tables.quarantined[found.bucket, found.prefix]
+            return is_said
+
+        return await self._change(release)
+
+    async def quarantined_sets(self, bucket: str) -> list[QuarantinedSet]:
+        def look(tables: Tables) -> list[QuarantinedSet]:
+            found = [each for each in tables.quarantined.values() if each.bucket == bucket]
+            return sorted(found, key=lambda each: each.prefix.encode())
+
+        return await self._read(look)
+
+    async def agree(self, proposed: Agreement) -> Agreement:
+        key = proposed.bucket, proposed.prefix, proposed.name
+        return await self._change(lambda rows: rows.tables.agreed.setdefault(key, proposed))
+
+    async def agreed(self, bucket: str, prefix: str, name: str) -> Agreement | None:
+        return await self._read(lambda tables: tables.agreed.get((bucket, prefix, name)))
 
     # -- holders
     async def live_holders(self) -> set[str]:

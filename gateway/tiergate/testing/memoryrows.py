@@ -9,6 +9,7 @@ from tiergate.checkpoints.markers import scope_of
 from tiergate.directory.base import Finished
 from tiergate.errors import HolderLostError, MembershipOverError
 from tiergate.model import (
+    Agreement,
     Bucket,
     Holder,
     Live,
@@ -19,6 +20,7 @@ from tiergate.model import (
     Pending,
     PinnedPrefix,
     Plan,
+    QuarantinedSet,
     Record,
     Role,
     Run,
@@ -44,6 +46,8 @@ class Tables:
     finished: dict[str, Finished] = field(default_factory=dict)
     buckets: dict[str, Bucket] = field(default_factory=dict)
     pins: dict[tuple[str, str], PinnedPrefix] = field(default_factory=dict)
+    quarantined: dict[tuple[str, str], QuarantinedSet] = field(default_factory=dict)
+    agreed: dict[tuple[str, str, str], Agreement] = field(default_factory=dict)
     plans: dict[tuple[str, str], Plan] = field(default_factory=dict)
     runs: dict[tuple[str, str], Run] = field(default_factory=dict)
     holders: dict[tuple[ObjectName, str], dict[str, int]] = field(default_factory=dict)

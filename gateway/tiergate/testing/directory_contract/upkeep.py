@@ -2,8 +2,10 @@
 
 from tiergate.directory.base import Directory
 from tiergate.model import (
+    Agreement,
     Bucket,
     PinnedPrefix,
+    QuarantinedSet,
     Role,
 )
 from tiergate.testing.directory_contract.values import (
@@ -43,6 +45,37 @@ class Upkeep:
         assert await directory.unpin_prefix(BUCKET, "run/2/")
         assert not await directory.unpin_prefix(BUCKET, "run/2/")
         assert await directory.pinned_prefixes() == [first, whole]
+
+    async def test_quarantined_sets_are_kept_until_released(self, directory: Directory) -> None:
+        later, first = (
+            QuarantinedSet(BUCKET, "run/2/", "f2", "a shard is gone", 9.0),
+            QuarantinedSet(BUCKET, "run/1/" + "x" * 900, "f1", "a head is broken", 12.0),
+        )
+        for each in (later, first, QuarantinedSet("other", "run/2/", "f3", "torn", 1.0)):
+            await directory.quarantine_set(each)
+        assert await directory.quarantined_sets(BUCKET) == [first, later]
+        anew = QuarantinedSet(BUCKET, "run/2/", "f4", "another shard is gone", 20.0)
+        await directory.quarantine_set(anew)
+        assert not await directory.release_set(later)
+        assert await directory.quarantined_sets(BUCKET) == [first, anew]
+        assert await directory.release_set(anew)
+        assert not await directory.release_set(anew)
+        assert await directory.quarantined_sets(BUCKET) == [first]
+        assert await directory.quarantined_sets("nowhere") == []
+
+    async def test_first_agreement_stands_until_it_is_forgotten(self, directory: Directory) -> None:
+        assert await directory.agreed(BUCKET, "run/", "job/0") is None
+        first = Agreement(BUCKET, "run/", "job/0", "step 7", 10.0)
+        assert await directory.agree(first) == first
+        assert await directory.agree(Agreement(BUCKET, "run/", "job/0", "step 8", 11.0)) == first
+        for name, prefix in (("job/1", "run/"), ("job/0", "run/below/"), ("job/" + "y" * 900, "run/")):
+            other = Agreement(BUCKET, prefix, name, "step 8", 20.0)
+            assert await directory.agree(other) == other
+            assert await directory.agreed(BUCKET, prefix, name) == other
+        assert await directory.agreed(BUCKET, "run/", "job/0") == first
+        assert await directory.expire_finished(15.0) == 1
+        assert await directory.agreed(BUCKET, "run/", "job/0") is None
+        assert await directory.agreed(BUCKET, "run/", "job/1") is not None
 
     async def test_live_holders_are_versions_and_uploads(self, directory: Directory) -> None:
         await put_clean(directory, object_name("clean"), "v1", "o1")
