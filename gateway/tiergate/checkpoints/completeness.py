@@ -13,11 +13,13 @@ MISSING_COUNT = 20
 @dataclass(frozen=True, slots=True)
 class Doubts:
     """What is wrong with what is known of a set. `damage`: why its marker or list is not what it should be; `unread`:
-    why they cannot be read now; `is_s3_unseen`: the origin did not say what it has."""
+    why they cannot be read now; `is_s3_unseen`: the origin did not say what it has; `quarantined`: what was found
+    damaged of it, as it still is."""
 
     damage: str = ""
     unread: str = ""
     is_s3_unseen: bool = False
+    quarantined: str = ""
 
 
 NO_DOUBTS = Doubts()
@@ -36,6 +38,7 @@ class _View:
     is_disturbed: bool
     is_damaged: bool
     is_unknown: bool
+    is_quarantined: bool
 
     @classmethod
     def of(cls, manifest: Manifest, things: Mapping[str, Thing], doubts: "Doubts") -> Self:
@@ -53,7 +56,8 @@ class _View:
         # What the origin holds and everybody forgot is not among the things while it cannot be asked.
         is_unknown = bool(doubts.unread) or (is_torn and doubts.is_s3_unseen and things[marker].in_s3)
         is_damaged = not is_unknown and (is_torn or bool(doubts.damage))
-        return cls(wanted, things, had, is_said, is_disturbed, is_damaged, is_unknown)
+        is_quarantined = bool(doubts.quarantined)
+        return cls(wanted, things, had, is_said, is_disturbed, is_damaged, is_unknown, is_quarantined)
 
     @property
     def is_whole(self) -> bool:
@@ -62,7 +66,8 @@ class _View:
     @property
     def is_sound(self) -> bool:
         """Whether nothing but missing members can keep it from being whole."""
-        return self.is_marked and not (self.is_disturbed or self.is_damaged or self.is_unknown)
+        is_doubted = self.is_disturbed or self.is_damaged or self.is_unknown or self.is_quarantined
+        return self.is_marked and not is_doubted
 
     def there(self, tier: Tier) -> list[Thing]:
         """The members that a tier has."""
@@ -94,7 +99,8 @@ def status_of(
         is_pinned=is_pinned,
         tiers={Tier.MEMORY: _in_memory(view), Tier.S3: _in_s3(view)},
         is_whole=view.is_whole,
-        fault=doubts.damage or doubts.unread,
+        fault=doubts.quarantined or doubts.damage or doubts.unread,
+        quarantined=doubts.quarantined,
     )
 
 
@@ -108,6 +114,8 @@ def _in_memory(view: _View) -> TierStatus:
     if not there:
         is_receiving = any(each.is_receiving for each in view.those(view.wanted))
         state = SetState.RECEIVING if is_receiving and not view.is_whole else SetState.ABSENT
+    elif view.is_quarantined:
+        state = SetState.QUARANTINED
     elif view.is_unknown:
         state = SetState.UNKNOWN
     elif view.is_damaged:
@@ -131,6 +139,8 @@ def _in_s3(view: _View) -> TierStatus:
         state = SetState.UPLOADING if is_owed else SetState.PARTIAL if there else SetState.ABSENT
     elif not there:
         state = SetState.ABSENT
+    elif view.is_quarantined:
+        state = SetState.QUARANTINED
     elif view.is_unknown:
         state = SetState.UNKNOWN
     elif view.is_damaged:

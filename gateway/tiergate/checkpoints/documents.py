@@ -27,6 +27,7 @@ def document_of(status: SetStatus) -> dict[str, Any]:
         "is_parked": status.is_parked,
         "is_pinned": status.is_pinned,
         "fault": status.fault,
+        "quarantined": status.quarantined,
         "tiers": {str(tier): _tier_document(each) for tier, each in status.tiers.items()},
     }
 
@@ -59,6 +60,7 @@ def status_from(document: Mapping[str, Any]) -> SetStatus:
         tiers={Tier(tier): _tier_from(each) for tier, each in document["tiers"].items()},
         is_whole=document["is_whole"],
         fault=document["fault"],
+        quarantined=document["quarantined"],
     )
 
 

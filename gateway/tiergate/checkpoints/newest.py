@@ -27,6 +27,13 @@ def newest(sets: Iterable[SetStatus], unseen: Collection[Tier] = ()) -> SetStatu
     return found
 
 
+def next_in_turn(sets: Iterable[SetStatus]) -> SetStatus | None:
+    """The one of `sets` that who looks for the newest must look at first: the newest of those that are whole, may be,
+    or are damaged, or quarantined; None if none of them is."""
+    turned_to = (each for each in sets if each.is_whole or each.is_unknown or each.is_damaged or each.quarantined)
+    return max(turned_to, key=_age, default=None)
+
+
 def _age(status: SetStatus) -> tuple[bool, int, float, str, str]:
     step, name = status.step, status.name
     return step is not None, step or 0, status.committed_s, name.bucket, name.prefix

@@ -85,7 +85,8 @@ class SetState(StrEnum):
     DAMAGED = "damaged"
     """Its marker is there and a member is missing, or too short."""
     QUARANTINED = "quarantined"
-    """The origin refused an object of it for good."""
+    """The origin refused an object of it for good; or it was found damaged, and who asks for the newest does not get
+    it."""
     UNKNOWN = "unknown"
     """Some of it is here. What would tell whether it is whole cannot be had now."""
 
@@ -106,7 +107,8 @@ class TierStatus:
 class SetStatus:
     """A set over all tiers. `objects_count` and `size_bytes` of the set as it should be. `committed_s`: when its marker
     was committed, else its newest object. `is_whole`: its marker stands and every object of it can be had, from one
-    tier or another. `fault`: why its marker or list cannot be read as what it should be, or not now."""
+    tier or another, and it was not found damaged. `fault`: why its marker or list cannot be read as what it should be,
+    or not now. `quarantined`: what was found damaged of it, as it still is."""
 
     name: SetName
     step: int | None
@@ -118,11 +120,17 @@ class SetStatus:
     tiers: Mapping[Tier, TierStatus] = field(default_factory=dict)
     is_whole: bool = False
     fault: str = ""
+    quarantined: str = ""
 
     @property
     def is_unknown(self) -> bool:
         """Whether it may be whole, and nobody can tell now."""
         return any(each.state is SetState.UNKNOWN for each in self.tiers.values())
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether its marker says that it is whole, and it is not."""
+        return any(each.state is SetState.DAMAGED for each in self.tiers.values())
 
 
 class ReadBody(Protocol):

@@ -1,11 +1,12 @@
 """The sets under a prefix and where each of them stands, over all tiers and all nodes."""
 
 import asyncio
+import hashlib
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
@@ -22,7 +23,7 @@ from tiergate.engine.reads import Openings
 from tiergate.engine.rooms import Rooms, log_name
 from tiergate.engine.whereabouts import Lookout, Whereabouts, identity_of, is_rewritten
 from tiergate.errors import OriginRefusedError, OverloadedError, RequestError, TiergateError
-from tiergate.model import ObjectName, Pending
+from tiergate.model import ObjectName, Pending, QuarantinedSet
 from tiergate.observe.logs import get_logger
 
 log = get_logger(__name__)
@@ -39,11 +40,31 @@ REMEMBERED_MEMBERS_COUNT = 250_000
 
 @dataclass(frozen=True, slots=True)
 class FoundSet:
-    """A set, what it must hold, and what of it the origin lacks."""
+    """A set, what it must hold, and what of it the origin lacks. `identities`: of those of its objects that can be had,
+    what changes when their bytes do, and once when the origin has them; `uids`: what does not, as far as known."""
 
     status: SetStatus
     manifest: Manifest
     owed: tuple[Pending, ...]
+    identities: Mapping[str, str] = field(default_factory=dict)
+    uids: Mapping[str, str] = field(default_factory=dict)
+
+    def is_same(self, other: "FoundSet") -> bool:
+        """Whether it has the same objects as at another look."""
+        if self.identities.keys() != other.identities.keys():
+            return False
+        return all(
+            identity == other.identities[key] or (key in self.uids and self.uids[key] == other.uids.get(key))
+            for key, identity in self.identities.items()
+        )
+
+    @property
+    def bodies(self) -> str:
+        """Its fingerprint: another one where an object of it is another, came or went."""
+        found = hashlib.blake2b(digest_size=16)
+        for key in sorted(self.identities):
+            found.update(f"{key}\0{self.identities[key]}\0".encode())
+        return found.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +166,12 @@ class Checkpoints:
         keys = Keys(found.things)
         wanted = [name for name in names if any(key.startswith(prefix) for key in keys.of(name))]
         pins = [pin.prefix for pin in await self._rooms.directory.pinned_prefixes() if pin.bucket == bucket]
+        aside = {each.prefix: each for each in await self._rooms.directory.quarantined_sets(bucket)}
         sets: list[FoundSet] = []
         for start in range(0, len(wanted), AT_ONCE_COUNT):
-            some = (self._judge(name, names, keys, found, pins) for name in wanted[start : start + AT_ONCE_COUNT])
+            some = (
+                self._judge(name, names, keys, found, pins, aside) for name in wanted[start : start + AT_ONCE_COUNT]
+            )
             for result in await asyncio.gather(*some, return_exceptions=True):
                 if isinstance(result, BaseException):
                     raise result
@@ -157,7 +181,13 @@ class Checkpoints:
         return Place(bucket, prefix, tuple(sets), unseen, found.origin_fault)
 
     async def _judge(
-        self, name: SetName, names: Sequence[SetName], keys: "Keys", found: Whereabouts, pins: Sequence[str]
+        self,
+        name: SetName,
+        names: Sequence[SetName],
+        keys: "Keys",
+        found: Whereabouts,
+        pins: Sequence[str],
+        aside: Mapping[str, QuarantinedSet],
     ) -> FoundSet:
         own = keys.of(name)
         # What a pointer speaks for is told by what lies beside it, too.
@@ -185,7 +215,16 @@ class Checkpoints:
         doubts = Doubts(damage, unread, is_s3_unseen=bool(found.origin_fault))
         is_pinned = any(name.prefix.startswith(pin) for pin in pins)
         status = status_of(manifest, things, doubts=doubts, is_pinned=is_pinned)
-        return FoundSet(status, manifest, tuple(found.writes[key] for key in members if key in found.writes))
+        owed = tuple(found.writes[key] for key in members if key in found.writes)
+        there = [key for key in own if can_be_had(things[key])]
+        identities = {key: found.identities[key] for key in there}
+        uids = {key: found.uids[key] for key in there if key in found.uids}
+        judged = FoundSet(status, manifest, owed, identities, uids)
+        known = aside.get(name.prefix)
+        if known is None or known.bodies != judged.bodies:
+            return judged
+        doubts = replace(doubts, quarantined=known.reason)
+        return replace(judged, status=status_of(manifest, things, doubts=doubts, is_pinned=is_pinned))
 
     async def _manifest(self, name: SetName, things: Mapping[str, Thing], found: Whereabouts) -> Manifest:
         """What a set must hold, as its marker and lists tell.

@@ -16,9 +16,10 @@ from tiergate.engine.evidence import (
     is_proved,
 )
 from tiergate.engine.outage import Outage
-from tiergate.engine.rooms import Rooms, log_name
+from tiergate.engine.rooms import Rooms, bodies_of, log_name
+from tiergate.engine.whereabouts import identity_of
 from tiergate.errors import OriginRefusedError, OverloadedError
-from tiergate.model import NO_BASE, Holder, ObjectName, Record, State, Version
+from tiergate.model import LOST, NO_BASE, Holder, ObjectName, Record, State, Version
 from tiergate.origin.answers import OriginObject
 
 ATTEMPTS_COUNT = 4
@@ -27,10 +28,12 @@ ATTEMPTS_COUNT = 4
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What to look at. `deep`: all bytes in S3, too."""
+    """What to look at. `deep`: all bytes in S3, too. `quick`: of each object its heads, and that its bytes are there,
+    in the nearest place that has it; checksums of what is in memory are not worked out."""
 
     tiers: frozenset[Tier] = frozenset(Tier)
     deep: bool = False
+    quick: bool = False
 
 
 @dataclass(slots=True)
@@ -70,8 +73,9 @@ class Looks:
         self._rooms = rooms
         self._outage = outage
 
-    async def look(self, bucket: str, target: Target, wish: Wish) -> Finding:
-        """What is wrong with an object.
+    async def look(self, bucket: str, target: Target, wish: Wish, known: str = "") -> Finding:
+        """What is wrong with an object. `known`: by what directory and origin were just seen to mean the same by it
+        (`identity_of`); a quick look asks the origin for nothing then that memory has.
 
         Raises:
             OverloadedError: the directory does not answer.
@@ -80,10 +84,13 @@ class Looks:
         attempts_count = 0
         while True:
             finding = Finding(name, await self._rooms.directory.get(name))
-            if Tier.MEMORY in wish.tiers:
-                await _InMemory(self._rooms, finding, target, wish).look()
-            if Tier.S3 in wish.tiers:
-                await self._look_in_s3(finding, target, wish)
+            if wish.quick:
+                await self._look_quickly(finding, target, wish, known)
+            else:
+                if Tier.MEMORY in wish.tiers:
+                    await _InMemory(self._rooms, finding, target, wish).look()
+                if Tier.S3 in wish.tiers:
+                    await self._look_in_s3(finding, target, wish)
             if not finding.damages and not finding.unasked:
                 return finding
             if (await self._rooms.directory.get(name)).guard == finding.seen.guard:
@@ -91,6 +98,19 @@ class Looks:
             attempts_count += 1
             if attempts_count == ATTEMPTS_COUNT:
                 return Finding(name, finding.seen, unasked=[f"{name.key}: it keeps changing"])
+
+    async def _look_quickly(self, finding: Finding, target: Target, wish: Wish, known: str) -> None:
+        record, version = finding.record, finding.version
+        if record is not None and version is not None:
+            is_current = record.state is not State.CLEAN or identity_of(record) == known
+            memory = _InMemory(self._rooms, finding, target, wish)
+            if is_current and await memory.has_it():
+                return
+            if record.state is not State.CLEAN:
+                # Nobody has it whole, or nobody says so: which of them, the copies tell one by one.
+                await memory.look()
+                return
+        await self._look_in_s3(finding, target, wish)
 
     # -- in S3
     async def _look_in_s3(self, finding: Finding, target: Target, wish: Wish) -> None:
@@ -111,12 +131,12 @@ class Looks:
             finding.unasked.append(f"{key}: {error.message}")
             return
         finding.origin_etag = there.etag if there is not None else NO_BASE
-        before = len(finding.damages)
+        before = len(finding.damages), len(finding.unasked)
         if there is None:
             finding.damage(Tier.S3, Fault.MISSING, "S3 does not have it")
         elif self._is_fit(finding, target, there):
             await self._look_at_bytes(finding, target, there, wish)
-        finding.is_in_s3 = len(finding.damages) == before and not finding.unasked
+        finding.is_in_s3 = (len(finding.damages), len(finding.unasked)) == before
 
     def _is_fit(self, finding: Finding, target: Target, there: OriginObject) -> bool:
         """Whether S3 has the object that it should have, by what it says of it."""
@@ -159,6 +179,7 @@ class _InMemory:
         self._rooms = rooms
         self._finding = finding
         self._target = target
+        self._wish = wish
         self._is_memory_alone = Tier.S3 not in wish.tiers
         self._are_heads_seen = False
 
@@ -184,9 +205,39 @@ class _InMemory:
         if finding.is_here or finding.peers or finding.damages or finding.unasked:
             return
         if is_owed:
+            write = finding.seen.pending
+            if self._wish.quick and not rooms.is_alone and (write is None or write.quarantined != LOST):
+                finding.unasked.append(f"{finding.name.key}: the nodes that have it may come back")
+                return
             finding.damage(Tier.MEMORY, Fault.MISSING, "no living node has it, nor has S3")
         elif self._is_memory_alone:
             finding.damage(Tier.MEMORY, Fault.MISSING, "no memory has all of it")
+
+    async def has_it(self) -> bool:
+        """Whether a memory has all of it, with heads that can be read, as far as the nearest ones say; what is wrong
+        with the heads is noted."""
+        finding, version, rooms = self._finding, self._finding.version, self._rooms
+        if version is None or not self._target.member.fits(version.size_bytes):
+            return False
+        me = rooms.replication.me
+        with OwnMemory(rooms.memory, version, me.node if me else "") as own:
+            if rooms.holds_whole(version):
+                finding.is_here = await self._has_heads(own, version)
+                return finding.is_here or bool(finding.damages)
+        bodies = [body for _, body in bodies_of(version) if body.size_bytes]
+        for holder in rooms.replication.sources(finding.seen.holders.get(version.uid, frozenset())):
+            if {body.uid for body in bodies} <= await rooms.replication.held(holder, bodies):
+                if await self._has_heads(PeersMemory(rooms, version, holder), version):
+                    finding.peers.append(holder)
+                if finding.peers or finding.damages:
+                    return True
+        return False
+
+    async def _has_heads(self, place: Place, version: Version) -> bool:
+        try:
+            return await look_at_heads(self._finding, self._target, place, version.size_bytes)
+        except (AbsentError, UnaskedError):
+            return False  # It went meanwhile, or its node did: another place may have it.
 
     async def _is_whole(self, place: Place, version: Version, is_missed: bool) -> bool:
         """Whether a copy is whole and right; what is wrong with it is noted. `is_missed`: whether it must be whole."""

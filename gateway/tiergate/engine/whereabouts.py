@@ -22,12 +22,14 @@ THINGS_LIMIT_COUNT = 250_000
 @dataclass(slots=True)
 class Whereabouts:
     """What is under a prefix. `things` by key: the current objects, and what clients upload in parts where there is no
-    current object. `identities`: what changes when an object's bytes do. `revisions`: when markers were committed, as
+    current object. `identities`: what changes when an object's bytes do, and once when the origin has them; `uids`: of
+    the versions that the directory knows, that does not. `revisions`: when markers were committed, as
     far as known. `writes`: what the origin lacks. `origin_fault`: why the origin did not say what it has; empty if it
     did. Then `in_s3` is what was known of it last, and what the directory forgot is not there."""
 
     things: dict[str, Thing] = field(default_factory=dict)
     identities: dict[str, str] = field(default_factory=dict)
+    uids: dict[str, str] = field(default_factory=dict)
     revisions: dict[str, int] = field(default_factory=dict)
     writes: dict[str, Pending] = field(default_factory=dict)
     origin_fault: str = ""
@@ -144,6 +146,7 @@ class Lookout:
             is_disturbed=write is not None and write.disturbed_s > 0.0,
         )
         found.identities[key] = identity_of(record)
+        found.uids[key] = version.uid
         if record.role is Role.MARKER:
             found.revisions[key] = record.revision
 
