@@ -111,15 +111,15 @@ class Manifests:
 
 
 class Checkpoints:
-    """Of one process; `close`d by whoever made it."""
+    """Of one process; `close`d by whoever made it. `remembered_count`: see `Manifests`."""
 
-    def __init__(self, rooms: Rooms) -> None:
+    def __init__(self, rooms: Rooms, *, remembered_count: int = REMEMBERED_MEMBERS_COUNT) -> None:
         self._rooms = rooms
         self._outage = Outage(rooms.origin, rooms.clock)
         self._fills = Fills(rooms)
         self._openings = Openings(rooms, Resolver(rooms, self._outage), self._fills, self._outage)
         self._lookout = Lookout(rooms, self._outage)
-        self._manifests = Manifests()
+        self._manifests = Manifests(remembered_count)
         self._readings: set[Reading] = set()
         self._threads = ThreadPoolExecutor(AT_ONCE_COUNT, thread_name_prefix="checkpoints")
 
@@ -145,6 +145,11 @@ class Checkpoints:
             except RequestError as error:
                 places.append(Place(bucket.name, "", unseen=frozenset(Tier), fault=error.message))
         return places
+
+    async def quarantined_under(self, bucket: str, prefix: str) -> tuple[str, ...]:
+        """The fingerprints of the quarantined sets under a prefix."""
+        found = await self._rooms.directory.quarantined_sets(bucket)
+        return tuple(each.bodies for each in found if each.prefix.startswith(prefix))
 
     async def under(self, bucket: str, prefix: str) -> Place:
         """The sets that have objects whose keys begin with `prefix`.

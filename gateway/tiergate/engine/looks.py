@@ -29,11 +29,13 @@ ATTEMPTS_COUNT = 4
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What to look at. `deep`: all bytes in S3, too. `quick`: of each object its heads, and that its bytes are there,
-    in the nearest place that has it; checksums of what is in memory are not worked out."""
+    in the nearest place that has it; checksums of what is in memory are not worked out. `as_found`: what the origin has
+    counts, also where it is not what was written through the gateway."""
 
     tiers: frozenset[Tier] = frozenset(Tier)
     deep: bool = False
     quick: bool = False
+    as_found: bool = False
 
 
 @dataclass(slots=True)
@@ -60,6 +62,13 @@ class Finding:
     def version(self) -> Version | None:
         """The version that is current, as far as the directory knows."""
         return self.seen.record.version if self.seen.record else None
+
+    def is_behind(self, there: OriginObject) -> bool:
+        """Whether the origin's object is the current version."""
+        record, version = self.record, self.version
+        if record is None or version is None:
+            return False
+        return there.etag == record.origin_etag or (there.stamp is not None and there.stamp.uid == version.uid)
 
     def damage(self, tier: Tier, fault: Fault, detail: str, node: str = "") -> None:
         """Note something that is wrong."""
@@ -134,17 +143,16 @@ class Looks:
         before = len(finding.damages), len(finding.unasked)
         if there is None:
             finding.damage(Tier.S3, Fault.MISSING, "S3 does not have it")
-        elif self._is_fit(finding, target, there):
+        elif self._is_fit(finding, target, there, wish):
             await self._look_at_bytes(finding, target, there, wish)
         finding.is_in_s3 = (len(finding.damages), len(finding.unasked)) == before
 
-    def _is_fit(self, finding: Finding, target: Target, there: OriginObject) -> bool:
+    def _is_fit(self, finding: Finding, target: Target, there: OriginObject, wish: Wish) -> bool:
         """Whether S3 has the object that it should have, by what it says of it."""
-        record, version = finding.record, finding.version
-        member = target.member
-        if record is not None and version is not None and not version.foreign:
-            is_stamped = there.stamp is not None and there.stamp.uid == version.uid
-            if there.etag != record.origin_etag and not is_stamped:
+        version, member = finding.version, target.member
+        is_ours = finding.is_behind(there)
+        if version is not None and not version.foreign and (is_ours or not wish.as_found):
+            if not is_ours:
                 finding.damage(Tier.S3, Fault.CHANGED, "it is not the object that was written through the gateway")
                 return False
             if there.size_bytes != version.size_bytes:
@@ -161,7 +169,7 @@ class Looks:
         place = OriginObjectBytes(self._rooms, finding.name, there.etag, there.size_bytes)
         version = finding.version
         try:
-            if wish.deep and version is not None and is_proved(version):
+            if wish.deep and version is not None and is_proved(version) and finding.is_behind(there):
                 async for offset_bytes, is_right in blocks_of(place, version):
                     if not is_right:
                         detail = f"the block at byte {offset_bytes} differs from what was acknowledged"

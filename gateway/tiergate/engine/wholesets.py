@@ -15,7 +15,7 @@ AGAIN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    fingerprint: tuple[int, float, int]
+    fingerprint: tuple[int, float, int, tuple[str, ...]]
     is_whole: bool
     at_s: float
 
@@ -35,7 +35,8 @@ class WholeSets:
             TiergateError: it cannot be told now.
         """
         place = found.plan.bucket, found.plan.prefix
-        fingerprint = found.plan.revision, found.newest_s, len(found.records)
+        aside = await self._checkpoints.quarantined_under(*place)
+        fingerprint = found.plan.revision, found.newest_s, len(found.records), aside
         known, now_s = self._known.get(place), self._clock.monotonic_s()
         if known is not None and known.fingerprint == fingerprint and (known.is_whole or now_s < known.at_s + AGAIN_S):
             return known.is_whole

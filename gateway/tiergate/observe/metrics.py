@@ -236,6 +236,11 @@ class Metrics:
         )
         self.quarantines = counter("writeback_quarantines", "writes", "Writes the origin refused for good.")
         self.withdrawals = counter("writeback_withdrawals", "markers", "Markers taken away from the origin.")
+        self.quarantined_sets = counter(
+            "checkpoints_quarantined",
+            "checkpoints",
+            "Checkpoints found damaged when somebody asked for the newest, and passed over since.",
+        )
         self.aborted_uploads = counter(
             "writeback_aborted_uploads", "uploads", "Superseded uploads aborted in the origin."
         )

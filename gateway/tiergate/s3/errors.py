@@ -173,6 +173,8 @@ def _verdict(error: BaseException) -> _Verdict:
 def _request_headers(error: RequestError) -> dict[str, str]:
     headers: dict[str, str] = {}
     context = error.context
+    if isinstance(after_s := context.get("retry_after_s"), int):
+        headers["Retry-After"] = str(after_s)
     if error.code == "InvalidRange" and "actual_object_size" in context:
         headers["Content-Range"] = f"bytes */{context['actual_object_size']}"
     if error.code == "NotModified":

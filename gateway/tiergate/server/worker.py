@@ -10,6 +10,7 @@ from aiohttp import web
 from tiergate.child import ChildContext
 from tiergate.clock import Clock
 from tiergate.config import ClientAuth, Settings
+from tiergate.engine.newest import Chooser
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.service import Service
 from tiergate.errors import InvariantError, OriginError
@@ -21,6 +22,7 @@ from tiergate.s3.servicemodel import Level
 from tiergate.s3.sigv4 import SecretFor
 from tiergate.server.app import S3Server
 from tiergate.server.handshake import Handshake
+from tiergate.server.newest import NewestVerb
 from tiergate.server.own import OwnRequests, Verb
 from tiergate.server.peers import Peers
 from tiergate.server.pipeline import Pipeline
@@ -66,11 +68,13 @@ async def serve(context: ChildContext, promise: Promise = PROMISE) -> None:
             secret_for = own_keys(settings)
         name = node_id(context.folders.root)
         handshake = Handshake(rooms, name, cluster.view.live if cluster is not None else None)
+        chooser = Chooser(rooms)
         own = OwnRequests(
             {
                 "node": Verb("GET", Level.SERVICE, handshake.answer),
                 "grant": Verb("POST", Level.KEY, service.grants.grant),
                 "release": Verb("POST", Level.SERVICE, service.grants.release),
+                "newest": Verb("POST", Level.BUCKET, NewestVerb(rooms, chooser).answer),
             }
         )
         pipeline = Pipeline(service, settings, secret_for, rooms.clock, rooms.metrics, name, own)
@@ -90,6 +94,7 @@ async def serve(context: ChildContext, promise: Promise = PROMISE) -> None:
         listening.close()
         server.pre_shutdown()
         await server.shutdown(settings.shutdown_grace_s)
+        await chooser.close()
         await service.close()
         if keeper is not None:
             keeper.cancel()
