@@ -68,7 +68,7 @@ class Asking:
         """Ask once.
 
         Raises:
-            HTTPClientError: nobody answers.
+            HTTPClientError, botocore.exceptions.ConnectionError: nobody answers.
         """
         asked = urlencode({f"x-tiergate-{verb}": "", **query}, quote_via=quote)
         request = AWSRequest(method, f"{self.endpoint.rstrip('/')}/{self._bucket}?{asked}", data=b"")

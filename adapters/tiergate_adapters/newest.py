@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from botocore.exceptions import ConnectionError as UnreachableError
 from botocore.exceptions import HTTPClientError
 
 from tiergate.checkpoints.documents import status_from
@@ -186,7 +187,7 @@ def _asked(place: Place, trusted: Collection[Tier], decision: str, *, deep: bool
     while True:
         try:
             answer = asking.ask("POST", "newest", query)
-        except HTTPClientError as error:
+        except (HTTPClientError, UnreachableError) as error:
             why, is_away = f"no gateway answers at {asking.endpoint}: {error}", True
         else:
             if answer.status == 200 and answer.is_gateways:
