@@ -246,7 +246,7 @@ def _judged(answer: Mapping[str, Any]) -> int:
     for each in answer["sets"]:
         for tier, found in each["tiers"].items():
             if found["state"] in ("damaged", "quarantined"):
-                why = each["fault"] or ", ".join(found["missing"])
+                why = each["quarantined"] or each["fault"] or ", ".join(found["missing"])
                 status = _fail(EXIT_FAILED, f"{each['uri']} is {found['state']} in {tier}: {why}")
             elif found["state"] == "unknown":
                 why = each["fault"] or "the origin does not answer"

@@ -99,7 +99,7 @@ def status_of(
         is_pinned=is_pinned,
         tiers={Tier.MEMORY: _in_memory(view), Tier.S3: _in_s3(view)},
         is_whole=view.is_whole,
-        fault=doubts.quarantined or doubts.damage or doubts.unread,
+        fault=doubts.damage or doubts.unread,
         quarantined=doubts.quarantined,
     )
 
