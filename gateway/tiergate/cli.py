@@ -3,9 +3,9 @@
 Exit statuses: 0 success; 1 the node could not start or had to end, or the test or the demo failed; 2 wrong
 configuration or usage; 3 another node has the memory folder; 4 a command found no node, or one that does not answer as
 it should; 5 a member of a cluster stopped, and something acknowledged is in its memory folder only, or may be; 6
-`checkpoints` or `verify` cannot tell all, since a tier or the directory does not answer; 7 `verify --repair` found
-damage, and mended all of it. `prefetch` fails with 1 unless all is in memory, `checkpoints` where one is damaged or
-quarantined, `verify` where one is damaged, or none is whole."""
+`checkpoints`, `newest` or `verify` cannot tell all, since a tier or the directory does not answer; 7 `verify --repair`
+found damage, and mended all of it. `prefetch` fails with 1 unless all is in memory, `checkpoints` where one is damaged
+or quarantined, `newest` where none is whole, `verify` where one is damaged, or none is whole."""
 
 # ruff: noqa: T201 - this is the place that prints
 
@@ -240,13 +240,38 @@ def _checkpoints(options: argparse.Namespace, unknown: list[str]) -> int:
     return _judged(answer)
 
 
+def _newest(options: argparse.Namespace, unknown: list[str]) -> int:
+    _place_of(options.uri)
+    settings = _load(options, unknown).settings
+    url = _admin_url(settings)
+    if url is None:
+        return _fail(EXIT_UNREACHABLE, f"no node serves from {settings.memory_dir}")
+    query = urllib.parse.urlencode({"uri": options.uri, "deep": int(options.deep)})
+    try:
+        answer = _fetch(f"{url}/newest?{query}", _SEARCH_TIMEOUT_S, "POST")
+    except urllib.error.HTTPError as error:
+        status = EXIT_UNSEEN if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR else EXIT_FAILED
+        return _fail(status, f"which checkpoint is the newest cannot be told: {_reason(error)}")
+    except (OSError, ValueError) as error:
+        return _fail(EXIT_UNREACHABLE, f"no answer from {url}: {getattr(error, 'reason', None) or error}")
+    if options.json:
+        _print_json(answer)
+    elif answer["checkpoint"] is not None:
+        _console().print(answer["checkpoint"]["uri"], highlight=False, soft_wrap=True)
+    for each in answer["passed_over"]:
+        _fail(EXIT_FAILED, f"{each['uri']} is passed over: {each['reason']}")
+    if answer["checkpoint"] is None:
+        return _fail(EXIT_FAILED, f"no whole checkpoint is under {options.uri}")
+    return EXIT_OK
+
+
 def _judged(answer: Mapping[str, Any]) -> int:
     """Say what is wrong with the checkpoints of an answer, or with the answer; the exit status for that."""
     status = EXIT_OK
     for each in answer["sets"]:
         for tier, found in each["tiers"].items():
             if found["state"] in ("damaged", "quarantined"):
-                why = each["quarantined"] or each["fault"] or ", ".join(found["missing"])
+                why = each.get("quarantined") or each["fault"] or ", ".join(found["missing"])
                 status = _fail(EXIT_FAILED, f"{each['uri']} is {found['state']} in {tier}: {why}")
             elif found["state"] == "unknown":
                 why = each["fault"] or "the origin does not answer"
@@ -331,6 +356,10 @@ def _parser() -> _Parser:
         "uri", metavar="s3://BUCKET/PREFIX", nargs="?", help="those under this; by default those of all buckets in use"
     )
     checkpoints.add_argument("--json", action="store_true", help="print JSON")
+    newest = commands.add_parser("newest", help="tell which checkpoint a restart would take", allow_abbrev=False)
+    newest.add_argument("uri", metavar="s3://BUCKET/PREFIX", help="of those under this")
+    newest.add_argument("--deep", action="store_true", help="read all its bytes, in S3 too")
+    newest.add_argument("--json", action="store_true", help="print JSON")
     verify = commands.add_parser("verify", help="prove that checkpoints load", allow_abbrev=False)
     verify.add_argument("uri", metavar="s3://BUCKET/PREFIX", help="those under this")
     verify.add_argument("--tier", choices=("memory", "s3", "all"), default="all", help="where; alone, it must have all")
@@ -350,6 +379,7 @@ def _parser() -> _Parser:
         (pin, _pin),
         (unpin, _unpin),
         (checkpoints, _checkpoints),
+        (newest, _newest),
         (verify, _verify),
     )
     for command, run in with_settings:
@@ -436,14 +466,14 @@ def _object(document: bytes) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", answer)
 
 
-def _fetch(url: str, timeout_s: float = _ANSWER_TIMEOUT_S) -> Mapping[str, Any]:
+def _fetch(url: str, timeout_s: float = _ANSWER_TIMEOUT_S, method: str = "GET") -> Mapping[str, Any]:
     """A document of the admin address.
 
     Raises:
         OSError: nobody answers, or with an error.
         ValueError: the answer is not a JSON object.
     """
-    with _ask(urllib.request.Request(url), timeout_s) as response:
+    with _ask(urllib.request.Request(url, method=method), timeout_s) as response:
         return _object(response.read())
 
 

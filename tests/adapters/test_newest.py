@@ -14,6 +14,7 @@ from tests.adapters.conftest import aws_environment, sources_path
 from tests.etcds import StartCluster, etcd, start_cluster
 from tests.nodes import StartNode, bucket, direct, proxy, standing_proxy, start_node
 
+from tiergate import cli
 from tiergate.checkpoints.sets import Tier
 from tiergate.testing.etcd import needs_etcd
 from tiergate.testing.faults import FaultyOrigin
@@ -59,8 +60,8 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
     return use
 
 
-def ask(bucket: str, **more: Any) -> Checkpoint:
-    return newest(f"s3://{bucket}/run", **({"patience_s": 0.0} | more))
+def ask(bucket: str, *, trust: tuple[str, ...] = (), decision: str = "", deep: bool = False) -> Checkpoint:
+    return newest(f"s3://{bucket}/run", trust=trust, decision=decision, deep=deep, patience_s=0.0)
 
 
 def metric(node: RunningNode) -> float:
@@ -108,6 +109,7 @@ def test_damaged_ones_are_quarantined_and_the_next_is_taken(
     direct: Any,
     use: Use,
     caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     node = start_node()
     use(node)
@@ -135,6 +137,16 @@ def test_damaged_ones_are_quarantined_and_the_next_is_taken(
     assert [sets[step]["quarantined"] for step in (4, 3, 2, 1)] == [*passed.values(), ""]
     assert not sets[4]["is_whole"]
     assert sets[4]["tiers"]["s3"]["state"] == "quarantined"
+
+    where = ["--memory-dir", str(node.memory_dir), "--admin-listen", "127.0.0.1:0"]
+    capsys.readouterr()
+    assert cli.main(["newest", f"s3://{bucket}/run/", *where]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"s3://{bucket}/run/step-1/\n"
+    assert f"s3://{bucket}/run/step-4/ is passed over: {passed[4]}" in printed.err
+    assert cli.main(["newest", f"s3://{bucket}/elsewhere/", *where]) == 1
+    assert cli.main(["checkpoints", f"s3://{bucket}/run/", *where]) == 1
+    assert f"s3://{bucket}/run/step-4/ is quarantined in s3: {passed[4]}" in capsys.readouterr().err
 
     node.kill9()
     node.restart()
@@ -182,6 +194,8 @@ def test_origin_that_is_away_is_an_error_unless_memory_is_enough(
     node.wait_settled()
     proxy.inject(Cut(), times=None)
     save(node.client(), bucket, 1)
+    where = ["--memory-dir", str(node.memory_dir), "--admin-listen", "127.0.0.1:0"]
+    assert cli.main(["newest", f"s3://{bucket}/run/", *where]) == (0 if exclusive else 6)
     if exclusive:
         assert ask(bucket).step == 1
         with pytest.raises(NoCheckpointError):

@@ -11,6 +11,7 @@ from aiohttp import web
 from tiergate.child import ChildContext
 from tiergate.engine.checkpoints import Checkpoints
 from tiergate.engine.mending import Mending
+from tiergate.engine.newest import Chooser
 from tiergate.engine.prefetch import Prefetch
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.verify import Verify
@@ -21,6 +22,7 @@ from tiergate.policy.bandwidth import TokenBucket
 from tiergate.replication.base import PROMISE, Promise
 from tiergate.server.admin import Admin
 from tiergate.server.checkpoints import CheckpointRoutes
+from tiergate.server.newest import NewestVerb
 from tiergate.server.verifying import VerifyRoutes
 from tiergate.server.wiring import (
     copier_of,
@@ -143,6 +145,7 @@ class Background:
         mending = Mending(rooms, self._cluster.directory if self._cluster else None)
         verify = Verify(rooms, self._checkpoints, mending)
         verifying = VerifyRoutes(verify)
+        chooser = Chooser(rooms)
         runner = Admin(
             context,
             rooms,
@@ -152,7 +155,7 @@ class Background:
             self._retaining,
             member,
             self._cluster,
-            (*sets.routes(), *verifying.routes()),
+            (*sets.routes(), *verifying.routes(), *NewestVerb(rooms, chooser).routes()),
             [verifying.stream],
         ).runner()
         await runner.setup()
@@ -183,6 +186,7 @@ class Background:
             loop.remove_reader(context.deaths_fd)
             await runner.cleanup()
             await prefetch.close()
+            await chooser.close()
             await verify.close()
             await mending.close()
             await self._checkpoints.close()

@@ -1,19 +1,23 @@
-"""Which checkpoint a restart takes, asked on the S3 address: `POST /BUCKET?x-tiergate-newest&prefix=RUN/`."""
+"""Which checkpoint a restart takes, asked on the S3 address: `POST /BUCKET?x-tiergate-newest&prefix=RUN/`; and on the
+admin address."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
+
+from aiohttp import web
 
 from tiergate.checkpoints.documents import document_of
 from tiergate.checkpoints.sets import Tier
 from tiergate.engine.calls import Answer, Call
 from tiergate.engine.newest import Chooser, Newest, Question
 from tiergate.engine.rooms import Rooms
-from tiergate.errors import OverloadedError, RequestError
+from tiergate.errors import OverloadedError, RequestError, TiergateError
 from tiergate.model import Agreement
 from tiergate.observe.logs import get_logger
-from tiergate.s3.uri import uri_of
+from tiergate.s3.uri import parse_uri, uri_of
 from tiergate.server.own import told
+from tiergate.server.streaming import status_of
 
 DECISION_LIMIT_COUNT = 256
 """Characters of a decision's name."""
@@ -50,6 +54,21 @@ class NewestVerb:
         except OverloadedError as error:
             # Who asks reads why: it is all that can be told.
             raise RequestError("ServiceUnavailable", error.message, retry_after_s=error.retry_after_s) from error
+
+    def routes(self) -> list[web.RouteDef]:
+        """For the admin address."""
+        return [web.post("/newest", self._newest)]
+
+    async def _newest(self, request: web.Request) -> web.Response:
+        """The same, of `uri`."""
+        try:
+            bucket, prefix = parse_uri(request.query.get("uri", ""))
+            question = question_of(bucket, {**request.query, "prefix": prefix})
+            return web.json_response(await self._decided(question, ""))
+        except ValueError as error:
+            return web.json_response({"error": str(error)}, status=400)
+        except TiergateError as error:
+            return web.json_response({"error": error.message}, status=status_of(error))
 
     async def _decided(self, question: Question, name: str) -> dict[str, Any]:
         directory, place = self._rooms.directory, (question.bucket, question.prefix)

@@ -148,6 +148,21 @@ def test_what_cannot_be_told_now_is_neither_whole_nor_damaged() -> None:
     assert states(status_of(LISTED, things(in_s3=True), doubts=unseen)) == (COMPLETE, COMPLETE, True)
 
 
+def test_quarantined_set_is_whole_nowhere_whatever_is_there() -> None:
+    doubts = Doubts(quarantined="a head is broken")
+    status = status_of(LISTED, things(in_s3=True), doubts=doubts)
+    assert (states(status), status.quarantined, status.fault) == (
+        (QUARANTINED, QUARANTINED, False),
+        "a head is broken",
+        "",
+    )
+    assert status_from(document_of(status)) == status
+    assert states(status_of(LISTED, things(), doubts=doubts)) == (QUARANTINED, ABSENT, False)
+    assert states(status_of(LISTED, things(copies_count=0, in_s3=True), doubts=doubts)) == (ABSENT, QUARANTINED, False)
+    torn = without(things(), ONE)
+    assert states(status_of(LISTED, torn, doubts=doubts)) == (QUARANTINED, ABSENT, False)
+
+
 def test_quarantined_member_is_named_first_and_memory_still_has_the_set() -> None:
     status = status_of(LISTED, changed(things(), TWO, quarantined="403 AccessDenied"))
     assert states(status) == (COMPLETE, QUARANTINED, True)

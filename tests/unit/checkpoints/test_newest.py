@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 
-from tiergate.checkpoints.newest import UnseenTierError, newest
+from tiergate.checkpoints.newest import UnseenTierError, newest, next_in_turn
 from tiergate.checkpoints.sets import SetName, SetState, SetStatus, Tier, TierStatus
 
 
@@ -15,10 +15,22 @@ def status(
     *,
     is_whole: bool = True,
     state: SetState = SetState.RECEIVING,
+    quarantined: str = "",
 ) -> SetStatus:
     name = SetName("bucket", prefix or f"run/{step}/", "dcp", "", step)
     tiers = {Tier.S3: TierStatus(state, 1, 1, 1)}
-    return SetStatus(name, step, 1, 1, committed_s, is_parked=False, is_pinned=False, tiers=tiers, is_whole=is_whole)
+    return SetStatus(
+        name,
+        step,
+        1,
+        1,
+        committed_s,
+        is_parked=False,
+        is_pinned=False,
+        tiers=tiers,
+        is_whole=is_whole,
+        quarantined=quarantined,
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,3 +68,18 @@ def test_newer_set_that_nobody_can_judge_now_is_an_error_and_an_older_one_is_not
         with pytest.raises(UnseenTierError, match="run/7/"):
             newest(sets)
     assert newest([status(8), unknown]) == status(8)
+
+
+def test_who_looks_for_the_newest_comes_by_all_but_those_that_are_not_finished() -> None:
+    torn = status(9, is_whole=False)
+    damaged = status(8, is_whole=False, state=SetState.DAMAGED)
+    unknown = status(7, is_whole=False, state=SetState.UNKNOWN)
+    aside = status(6, is_whole=False, state=SetState.QUARANTINED, quarantined="a shard is gone")
+    refused = status(5, is_whole=False, state=SetState.QUARANTINED)
+    whole, first = status(4), status(0)
+    left, order = [first, unknown, whole, damaged, refused, torn, aside], list[SetStatus]()
+    while (turn := next_in_turn(left)) is not None:
+        order.append(turn)
+        left.remove(turn)
+    assert order == [damaged, unknown, aside, whole, first]
+    assert newest([aside, first]) == first
