@@ -15,7 +15,15 @@ from tiergate.observe.metrics import Metrics
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "gateway" / "docs"
 DEPLOY = ROOT / "deploy"
-PAGES = sorted([ROOT / "README.md", ROOT / "gateway" / "CHANGELOG.md", *DOCS.rglob("*.md"), *DEPLOY.rglob("*.md")])
+PAGES = sorted(
+    [
+        ROOT / "README.md",
+        ROOT / "adapters" / "README.md",
+        ROOT / "gateway" / "CHANGELOG.md",
+        *DOCS.rglob("*.md"),
+        *DEPLOY.rglob("*.md"),
+    ]
+)
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)

@@ -255,7 +255,8 @@ class Settings:
         _MEMORY,
         21600.0,
         v.parse_duration,
-        "How long the answer of a completed multipart upload is kept for a repeated request.",
+        "How long the answer of a completed multipart upload is kept for a repeated request, and which checkpoint "
+        "those who restart together were told.",
     )
 
     origin: str = setting(

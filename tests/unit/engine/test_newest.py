@@ -264,6 +264,7 @@ async def test_node_that_does_not_answer_is_no_damage(
         assert told(await made.choose(RUN)) == (1, [])
 
 
+@pytest.mark.semantics("P7.9")
 async def test_nodes_that_are_gone_are_waited_for_until_what_they_held_is_lost(start: Start, chooser: Make) -> None:
     cluster = start(4)
     bodies = await save(cluster["a"], 1)
@@ -379,6 +380,7 @@ async def test_sets_in_folders_of_ranks_and_of_pointers_are_chosen_too(start: St
     assert (told(found), found.status and found.status.name.prefix) == ((2, []), "run/global_step2/")
 
 
+@pytest.mark.semantics("P7.6")
 async def test_verification_that_proves_a_set_lifts_its_quarantine(
     start: Start, chooser: Make, verify: Callable[..., Awaitable[list[Verdict]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
