@@ -4,8 +4,8 @@
 · `c` clean records by age, `k` clean markers (both: uid) · `u` uploads in progress, `p` their parts · `f` finished
 uploads · `x` orphan uploads · `s` steps under way · `b` buckets · `n` nodes, on their lease · `h` who holds which
 version, `i` the same by node · `w` pending writes by owner, `l` large ones by name · `t` steps that take something from
- a set, `v` markers' steps by scope · `r` receipts of writers · `g` plans of sets, `j` their runs · `y` pinned prefixes ·
- `z` quarantined sets · `a` agreements · `m` when each node changed something last, of every node there ever was.
+a set, `v` markers' steps by scope · `r` receipts of writers · `g` plans of sets, `j` their runs · `y` pinned prefixes ·
+`z` quarantined sets · `a` agreements · `e` when each node changed something last, of every node there ever was.
 
 Names are UTF-8. A bucket's name holds no slash and neither it nor a key a NUL, so no two names meet and rows sort as S3
 lists them. Nothing but `n` hangs on a lease: an expiry would delete what is owed.
@@ -251,7 +251,7 @@ class Keys:
 
     def witness(self, node: str) -> bytes:
         """The row that every change of a node writes: it is as new as the last of them, unless etcd went back."""
-        return self.table("m") + node.encode()
+        return self.table("e") + node.encode()
 
     def receipt(self, writer: str) -> bytes:
         return self.table("r") + writer.encode()
