@@ -120,8 +120,8 @@ class ChildContext:
     so connections wait in their queues while a child is restarted. `wakeup_fd` is an eventfd that workers
     write and the background reads; `deaths_fd` one that counts the workers that died since it was last read,
     for the background to clean up after them (it does so at its own start anyhow). `listen_address`,
-    `admin_address` and, in a cluster, `peer_address` are the real ones; `peer_socket` (workers of a cluster) is
-    like `listen_socket`, for peers."""
+    `admin_address` and, where there are any, `peer_address` and `daemon_address` are the real ones; `peer_socket`
+    (workers of a cluster) is like `listen_socket`, for peers, and `daemon_socket` for clients of the memory daemon."""
 
     settings: Settings
     role: ChildRole
@@ -129,9 +129,11 @@ class ChildContext:
     listen_address: Address
     admin_address: Address
     peer_address: Address | None
+    daemon_address: Address | None
     listen_socket: socket.socket | None
     admin_socket: socket.socket | None
     peer_socket: socket.socket | None
+    daemon_socket: socket.socket | None
     wakeup_fd: int
     deaths_fd: int
     ready_fd: int
@@ -186,8 +188,10 @@ class Handoff:
     listen_address: Address
     admin_address: Address
     peer_address: Address | None
+    daemon_address: Address | None
     socket_fd: int
     peer_fd: int
+    daemon_fd: int
     lock_fd: int
     wakeup_fd: int
     deaths_fd: int
@@ -197,7 +201,15 @@ class Handoff:
     @property
     def descriptors(self) -> tuple[int, ...]:
         """All that are inherited."""
-        every = (self.socket_fd, self.peer_fd, self.lock_fd, self.wakeup_fd, self.deaths_fd, self.ready_fd)
+        every = (
+            self.socket_fd,
+            self.peer_fd,
+            self.daemon_fd,
+            self.lock_fd,
+            self.wakeup_fd,
+            self.deaths_fd,
+            self.ready_fd,
+        )
         return tuple(each for each in every if each >= 0)
 
 
@@ -261,9 +273,11 @@ def _context_of(handoff: Handoff) -> ChildContext:
         listen_address=handoff.listen_address,
         admin_address=handoff.admin_address,
         peer_address=handoff.peer_address,
+        daemon_address=handoff.daemon_address,
         listen_socket=sock if is_worker else None,
         admin_socket=None if is_worker else sock,
         peer_socket=_socket(handoff.peer_fd) if handoff.peer_fd >= 0 else None,
+        daemon_socket=_socket(handoff.daemon_fd) if handoff.daemon_fd >= 0 else None,
         wakeup_fd=handoff.wakeup_fd,
         deaths_fd=handoff.deaths_fd,
         ready_fd=handoff.ready_fd,

@@ -8,7 +8,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from tiergate.config.declare import Declaration, show_value
 from tiergate.config.machine import Machine
 from tiergate.config.prefixes import parse_prefixes, settle_prefixes
 from tiergate.config.rules import broken_rules
-from tiergate.config.settings import DECLARATIONS, Settings
-from tiergate.config.values import ClientAuth, show
+from tiergate.config.settings import DECLARATIONS, PrefixSettings, Settings
+from tiergate.config.values import ClientAuth, FenceMode, show
 from tiergate.errors import ConfigError
 
 CONFIG_FILE_ENV = "TIERGATE_CONFIG"
@@ -98,7 +98,7 @@ def load(
     _read_environment(environ, reading)
     _read_flags(flags or {}, unknown_flags, reading)
     _complete(reading, machine)
-    settings = Settings(**reading.values)
+    settings = with_daemon_place(Settings(**reading.values))
     for fields, message in broken_rules(settings):
         if not reading.faulty.intersection(fields):
             reading.refuse(fields[0], _where(fields[0], reading), message)
@@ -201,6 +201,22 @@ def _complete(reading: _Reading, machine: Machine) -> None:
     values["prefixes"] = settle_prefixes(
         values["prefixes"], values["fence"], values["markers"], values["replicas_count"]
     )
+
+
+def with_daemon_place(settings: Settings) -> Settings:
+    """The settings with what holds for the keys of the memory daemon: no other rule but how many copies there are."""
+    if not settings.daemon_uri:
+        return settings
+    bucket, _, prefix = settings.daemon_uri.removeprefix("s3://").partition("/")
+    place = PrefixSettings(
+        bucket,
+        prefix,
+        exclusive=True,
+        fence=FenceMode.OFF,
+        replicas_count=settings.prefix_for(bucket, prefix).replicas_count,
+        is_memory_only=True,
+    )
+    return replace(settings, prefixes=(*settings.prefixes, place))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -17,6 +17,7 @@ def broken_rules(settings: Settings) -> Iterator[Broken]:
     yield from _exposure(settings)
     yield from _addresses(settings)
     yield from _cluster(settings)
+    yield from _daemon(settings)
     yield from _amounts(settings)
 
 
@@ -77,6 +78,31 @@ def _cluster(settings: Settings) -> Iterator[Broken]:
     yield from _etcd(settings)
 
 
+def _daemon(settings: Settings) -> Iterator[Broken]:
+    """The memory daemon's protocol has no credentials: who may use it must be said where others reach it."""
+    address = settings.daemon_listen
+    if address is None:
+        if settings.daemon_allow:
+            yield ("daemon_allow", "daemon_listen"), "is given without daemon_listen"
+    elif not settings.daemon_uri:
+        yield ("daemon_listen", "daemon_uri"), "needs daemon_uri too: where shards lie"
+    elif not address.is_loopback and not settings.daemon_allow:
+        yield (
+            ("daemon_listen", "daemon_allow"),
+            f"{address} is not a loopback address and the protocol has no credentials "
+            "(name the networks that may use it: daemon_allow)",
+        )
+    place = next((each for each in settings.prefixes if each.is_memory_only), None)
+    for other in settings.prefixes:
+        if place is None or other.is_memory_only or other.bucket != place.bucket:
+            continue
+        shown = f"s3://{other.bucket}/{other.prefix}"
+        if other.prefix.startswith(place.prefix):
+            yield ("daemon_uri", "prefixes"), f"{settings.daemon_uri} holds a prefix with settings of its own, {shown}"
+        elif other.is_run and place.prefix.startswith(other.prefix):
+            yield ("daemon_uri", "prefixes"), f"{settings.daemon_uri} lies in a run with persist or keep, {shown}"
+
+
 def _etcd(settings: Settings) -> Iterator[Broken]:
     for one, other in (("etcd_user", "etcd_password"), ("etcd_tls_cert", "etcd_tls_key")):
         for field, missing in ((one, other), (other, one)):
@@ -91,6 +117,8 @@ def _addresses(settings: Settings) -> Iterator[Broken]:
     own = [("listen", settings.listen), ("admin_listen", settings.admin_listen)]
     if settings.peer_listen:
         own.append(("peer_listen", settings.peer_listen))
+    if settings.daemon_listen:
+        own.append(("daemon_listen", settings.daemon_listen))
     for index, (field, address) in enumerate(own):
         for other, taken in own[:index]:
             if address == taken and address.port:

@@ -51,6 +51,9 @@ class PrefixSettings:
     without any policy. Of sets that stay in memory those go that `keep_count` newer complete ones make superfluous;
     `skip_superseded` leaves such sets in memory that write-back has not begun; `promote_idle_s` after the run's last
     write its newest complete set goes to the origin all the same, 0 for never.
+
+    `is_memory_only`: each object by itself stays in memory until it is deleted, or promoted by hand; what memory has no
+    room for is refused. No table says so: it holds for the place of the memory daemon.
     """
 
     bucket: str
@@ -67,6 +70,7 @@ class PrefixSettings:
     skip_superseded: bool = False
     promote_idle_s: float = PROMOTE_IDLE_S
     reuse: bool = False
+    is_memory_only: bool = False
 
 
 def _private_folder(machine: Machine) -> Path:
@@ -74,6 +78,7 @@ def _private_folder(machine: Machine) -> Path:
 
 
 _SERVE, _CLUSTER, _WHO, _MEMORY, _ORIGIN = "Serving", "Cluster", "Clients", "Memory", "Origin"
+_DAEMON = "Memory daemon"
 _BACK, _READ, _LIMIT, _LOG = "Write-back", "Reading", "Limits", "Logging"
 
 _PEER_TLS = "for peers, who then recognize each other by certificates (all three files or none)."
@@ -204,6 +209,28 @@ class Settings:
         20.0,
         v.parse_duration,
         "How long SIGTERM may take to bring what this node owes to the origin or to peers. 0: do not.",
+    )
+
+    daemon_listen: Address | None = setting(
+        _DAEMON,
+        None,
+        v.parse_address,
+        "HOST:PORT that speaks the protocol of SageMaker HyperPod's memory daemon (usual port: 9200). It knows no "
+        "credentials. Absent: nothing does.",
+    )
+    daemon_uri: str = setting(
+        _DAEMON,
+        "",
+        v.parse_place,
+        "s3://BUCKET/PREFIX/: where its shards lie, as objects that stay in memory. The bucket must exist in the "
+        "origin. The same on all nodes.",
+    )
+    daemon_allow: tuple[str, ...] = setting(
+        _DAEMON,
+        (),
+        v.parse_networks,
+        "Networks (such as 10.0.0.0/8) whose hosts may use it; others are answered 403. Absent: whoever reaches it, "
+        "which must then be this machine only.",
     )
 
     access_key_id: str = setting(_WHO, "", v.parse_text, "The access key id that clients sign with.")

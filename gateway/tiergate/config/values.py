@@ -299,6 +299,28 @@ def parse_address(value: object) -> Address:
     return Address(host, int(port))
 
 
+def parse_networks(value: object) -> tuple[str, ...]:
+    """Networks such as `10.0.0.0/8`, or single IP addresses; each as `ipaddress` writes it."""
+    found: list[str] = []
+    for text in parse_texts(value):
+        try:
+            found.append(str(ipaddress.ip_network(text)))
+        except ValueError as error:
+            raise ValueError(f"{show(text)} is not a network (such as 10.0.0.0/8)") from error
+    return tuple(found)
+
+
+def parse_place(value: object) -> str:
+    """s3://BUCKET/PREFIX/: a folder of a bucket; its slash may be left out."""
+    text = parse_text(value)
+    scheme, _, rest = text.partition("://")
+    bucket, _, prefix = rest.partition("/")
+    prefix = prefix.rstrip("/")
+    if scheme != "s3" or not bucket or not prefix:
+        raise ValueError(f"{show(value)} is not s3://BUCKET/PREFIX")
+    return f"s3://{bucket}/{prefix}/"
+
+
 def parse_origin(value: object) -> str:
     """An S3 endpoint: scheme, host and perhaps a port; nothing else."""
     text = parse_text(value)

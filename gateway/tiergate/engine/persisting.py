@@ -32,10 +32,12 @@ class Kept:
     plan: Plan | None = None
     parked: bool = False
     points_to: tuple[str, ...] = ()
+    by_itself: bool = False
+    """It belongs to no set, and the origin has nothing of its key."""
 
     def of(self, intent: Intent) -> Intent:
         """The intent of a commit under it. Where a set is kept the origin has nothing of it."""
-        is_kept = self.plan is not None and self.plan.parks(intent.role)
+        is_kept = self.by_itself or (self.plan is not None and self.plan.parks(intent.role))
         base = NO_BASE if is_kept and intent.base == UNKNOWN_BASE else intent.base
         return replace(intent, base=base, parked=self.parked, plan=self.plan, points_to=self.points_to)
 
@@ -82,6 +84,8 @@ class Persisting:
         self, name: ObjectName, role: Role, version: Version, wish: Wish | None, over: Plan | None = None
     ) -> Kept:
         """What the policy says of a version about to be committed. `over`: the plan that it found to be over."""
+        if self._rooms.is_memory_only(name):
+            return await self._alone(name)
         policy = self.policy_of(name)
         if policy is None:
             return NOT_KEPT
@@ -97,6 +101,13 @@ class Persisting:
             return Kept(points_to=tuple(plan.prefix for plan in plans if plan.stage is not Stage.DROPPED))
         return await self._pointer(name, self._body_of(version), policy)
 
+    async def _alone(self, name: ObjectName) -> Kept:
+        """Where objects stay in memory each by itself. One that somebody promoted is the origin's matter from then on,
+        and so is what comes after it."""
+        seen = await self._rooms.directory.get(name)
+        may_stay = seen.pending.parked if seen.pending is not None else seen.record is None
+        return Kept(parked=may_stay, by_itself=may_stay)
+
     async def begun(self, name: ObjectName, wish: Wish | None) -> None:
         """An upload begins whose client says what it wishes, which decides for its set if nothing did."""
         policy = self.policy_of(name)
@@ -106,13 +117,15 @@ class Persisting:
 
     async def is_parked(self, name: ObjectName, uid: str) -> bool:
         """Whether a version that was committed stays in memory now."""
-        if self.policy_of(name) is None:
+        if self.policy_of(name) is None and not self._rooms.is_memory_only(name):
             return False
         pending = (await self._rooms.directory.get(name)).pending
         return pending is not None and pending.uid == uid and pending.parked
 
     async def make_way(self, name: ObjectName) -> None:
         """A write of a set that is kept cannot be: then nothing of the set is."""
+        if self._rooms.is_memory_only(name):
+            return  # It is no set; what became of the key meanwhile is looked at anew.
         await self._promotion.clear(name, self._rooms.role_of(name, 0))
 
     async def plan(

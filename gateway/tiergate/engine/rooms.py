@@ -52,6 +52,10 @@ class Rooms:
         """On how many nodes a write of the key is to be before it is acknowledged."""
         return self.replication.rule(self.settings.prefix_for(name.bucket, name.key).replicas_count)
 
+    def is_memory_only(self, name: ObjectName) -> bool:
+        """Whether a key's objects stay in memory, each by itself, and are refused where they cannot."""
+        return self.settings.prefix_for(name.bucket, name.key).is_memory_only
+
     def let_go(self, version: Version | None) -> None:
         """End a version's hold on its bytes, once nothing refers to it any more. A reader on another node of a cluster,
         which pins nothing here, may be in the middle of them: there they stay until their room is wanted."""

@@ -68,7 +68,12 @@ class Writes:
 
     async def put(self, call: Call) -> Answer:
         """PutObject. Where memory has no room, too few nodes are left for the copies, or the bucket is versioned, the
-        write goes through to the origin."""
+        write goes through to the origin, unless it is to be in memory only.
+
+        Raises:
+            MemoryFullError, TooFewCopiesError: it is.
+        """
+        memory_only = self._rooms.is_memory_only(call.name)
         conditions = WriteConditions.of(call.params)
         wish = wish_of(call.headers, call.params.get("Metadata") or {})
         try:
@@ -77,7 +82,7 @@ class Writes:
             if not self._through.may_put_unrecorded(call):
                 raise
             return await self._through.put_unrecorded(call, Description.of(call.headers, call.params))
-        if bucket.versioned:
+        if bucket.versioned and not memory_only:
             return await self._through.put(call, described, ground)
         granted = granted_of(call.body)
         uid = granted.uid if granted is not None else new_uid(self._rooms.clock.wall_s())
@@ -87,8 +92,12 @@ class Writes:
                 call.name, uid, uid, call.body.size_bytes, partial(self.is_current, call.name, uid), granted
             )
         except MemoryFullError:
+            if memory_only:
+                raise
             return await self._through.put(call, described, ground)
         except TooFewCopiesError:
+            if memory_only:
+                raise
             return await self._through.put(call, described, ground, "copies")
         async with arrival:
             taken = await self._intake.take(call.name, call.body, arrival)
@@ -117,7 +126,7 @@ class Writes:
         bucket = await self._buckets.known(call.target.bucket, seen.bucket)
         described = Description.of(call.headers, call.params)
         ground = await self.ground(call.name, conditions, seen)
-        if not bucket.versioned:
+        if not bucket.versioned and not self._rooms.is_memory_only(call.name):
             await self._intake.admit()
         return bucket, described, ground
 
@@ -228,7 +237,8 @@ class Writes:
         seen = await self._rooms.directory.get(call.name)
         bucket = await self._buckets.known(call.target.bucket, seen.bucket)
         conditions = WriteConditions.of(call.params)
-        if bucket.versioned or "IfMatchLastModifiedTime" in call.params or "IfMatchSize" in call.params:
+        versioned = bucket.versioned and not self._rooms.is_memory_only(call.name)
+        if versioned or "IfMatchLastModifiedTime" in call.params or "IfMatchSize" in call.params:
             return await self._forwarding.settled(call, [call.name])
         ground = await self.ground(call.name, conditions, seen)
         await self._delete(call.name, conditions, ground)
@@ -260,7 +270,8 @@ class Writes:
             raise RequestError("MalformedXML", "The XML you provided was not well-formed")
         names = [ObjectName(call.target.bucket, item["Key"]) for item in wanted]
         plain = all(item.keys() <= {"Key", "ETag"} for item in wanted)
-        if bucket.versioned or not plain or "MFA" in call.params:
+        versioned = bucket.versioned and not all(map(self._rooms.is_memory_only, names))
+        if versioned or not plain or "MFA" in call.params:
             return await self._forwarding.settled(call, names)
         deleted: list[dict[str, Any]] = []
         errors: list[dict[str, Any]] = []

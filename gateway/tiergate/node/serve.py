@@ -40,13 +40,16 @@ class Running(NamedTuple):
     pid: int
     peers: Address | None = None
     """Where peers are answered; None for a node alone."""
+    daemon: Address | None = None
+    """Where the memory daemon's protocol is spoken, if it is."""
 
     @property
     def line(self) -> str:
         """The one line that says so."""
-        peers = f"peers={self.peers} " if self.peers else ""
+        others = f"peers={self.peers} " if self.peers else ""
+        others += f"daemon=http://{self.daemon} " if self.daemon else ""
         return (
-            f"tiergate ready listen=http://{self.listen} admin=http://{self.admin} {peers}"
+            f"tiergate ready listen=http://{self.listen} admin=http://{self.admin} {others}"
             f"memory={self.folders.root} pid={self.pid}"
         )
 
@@ -119,11 +122,24 @@ def _serve_locked(
             opened.append(listen(settings.peer_listen, settings.workers_count, loopback_only=not known, who="peers"))
         listeners, admin, *rest = opened
         peers = rest[0] if rest else None
+        daemon = None
+        if settings.daemon_listen:
+            only = not settings.daemon_allow
+            who = "clients of the memory daemon"
+            daemon = listen(settings.daemon_listen, settings.workers_count, loopback_only=only, who=who)
+            opened.append(daemon)
         try:
             metrics = Metrics.open(folders.metrics / "node", split(settings).metrics_file_bytes)
         except OSError as error:
             raise StartError(f"cannot use {folders.metrics}: {error.strerror}") from error
-        running = Running(listeners.address, admin.address, folders, os.getpid(), peers.address if peers else None)
+        running = Running(
+            listeners.address,
+            admin.address,
+            folders,
+            os.getpid(),
+            peers.address if peers else None,
+            daemon.address if daemon else None,
+        )
 
         def ready() -> None:
             _write_node_file(running)
@@ -136,6 +152,7 @@ def _serve_locked(
             listeners,
             admin,
             peers,
+            daemon,
             clock=clock,
             metrics=metrics,
             on_ready=ready,
@@ -159,6 +176,8 @@ def _write_node_file(running: Running) -> None:
     }
     if running.peers:
         facts["peers"] = str(running.peers)
+    if running.daemon:
+        facts["daemon"] = f"http://{running.daemon}"
     draft = running.folders.node_file.with_suffix(".new")
     draft.write_text(json.dumps(facts))
     draft.replace(running.folders.node_file)

@@ -66,6 +66,7 @@ class _Child:
     index: int
     listener: socket.socket
     peer_listener: socket.socket | None = None
+    daemon_listener: socket.socket | None = None
     process: subprocess.Popen[bytes] | None = None
     pid_fd: int = -1
     ready_fd: int = -1
@@ -96,6 +97,7 @@ class Supervisor:
         listeners: Listeners,
         admin: Listeners,
         peers: Listeners | None = None,
+        daemon: Listeners | None = None,
         *,
         clock: Clock,
         metrics: Metrics,
@@ -104,16 +106,18 @@ class Supervisor:
         policy: RestartPolicy,
     ) -> None:
         self._settings, self._folders, self._lock = settings, folders, lock
-        self._listeners, self._admin, self._peers = listeners, admin, peers
+        self._listeners, self._admin, self._peers, self._daemon = listeners, admin, peers, daemon
         self._clock, self._metrics, self._on_ready = clock, metrics, on_ready
         self._entries, self._policy = entries, policy
         self._selector = selectors.DefaultSelector()
         self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._deaths_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._children = [_Child(ChildRole.BACKGROUND, 0, admin.sockets[0])]
-        peer_sockets = peers.sockets if peers else [None] * len(listeners.sockets)
-        pairs = zip(listeners.sockets, peer_sockets, strict=True)
-        self._children += [_Child(ChildRole.WORKER, i, *pair) for i, pair in enumerate(pairs)]
+        none = (None,) * len(listeners.sockets)
+        sockets = zip(
+            listeners.sockets, peers.sockets if peers else none, daemon.sockets if daemon else none, strict=True
+        )
+        self._children += [_Child(ChildRole.WORKER, i, *own) for i, own in enumerate(sockets)]
         self._was_ready = False
         self._stop_by_s: float | None = None
         self._status: int | None = None
@@ -191,8 +195,10 @@ class Supervisor:
             listen_address=self._listeners.address,
             admin_address=self._admin.address,
             peer_address=self._peers.address if self._peers else None,
+            daemon_address=self._daemon.address if self._daemon else None,
             socket_fd=child.listener.fileno(),
             peer_fd=child.peer_listener.fileno() if child.peer_listener else -1,
+            daemon_fd=child.daemon_listener.fileno() if child.daemon_listener else -1,
             lock_fd=self._lock.descriptor,
             wakeup_fd=self._wakeup_fd,
             deaths_fd=self._deaths_fd,

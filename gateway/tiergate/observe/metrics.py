@@ -94,6 +94,7 @@ class Metrics:
         self._declare_origin()
         self._declare_replication()
         self._declare_node()
+        self._declare_daemon()
 
     @classmethod
     def open(cls, path: Path, file_bytes: int = FILE_BYTES) -> "Metrics":
@@ -134,6 +135,15 @@ class Metrics:
             "http_refused_loops", "requests", "Requests refused because this gateway had sent them."
         )
         self.broken_invariants = counter("http_broken_invariants", "errors", "Internal errors: each is a bug.")
+
+    def _declare_daemon(self) -> None:
+        counter = self._counter
+        self.daemon_requests = counter(
+            "daemon_requests", "requests", "Requests to the memory daemon's address.", "operation", "status"
+        )
+        self.daemon_dropped_shards = counter(
+            "daemon_dropped_shards", "shards", "Shards dropped because their rank wrote newer ones."
+        )
 
     def _declare_reads(self) -> None:
         counter = self._counter

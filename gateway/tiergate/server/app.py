@@ -171,7 +171,7 @@ class S3Server(web.Server):
     def count(self, change: int) -> int:
         """Note that a connection was opened or closed; how many there are now."""
         self._open_count += change
-        self.metrics.active_connections.set(self._open_count)
+        self.metrics.active_connections.inc(change)
         return self._open_count
 
     async def _admitted(self, request: web.BaseRequest) -> web.StreamResponse:

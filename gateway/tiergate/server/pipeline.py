@@ -13,7 +13,7 @@ from aiohttp import HttpVersion10, web
 
 from tiergate.clock import Clock
 from tiergate.config import Settings
-from tiergate.engine.calls import Answer, Call, Framing, Outgoing, read_whole
+from tiergate.engine.calls import Answer, Call, Framing, read_whole
 from tiergate.engine.grants import BODY_HEADER
 from tiergate.engine.service import DOCUMENT_OPERATIONS, FORWARD, Service
 from tiergate.errors import InvariantError, RequestError, TiergateError
@@ -27,10 +27,11 @@ from tiergate.s3.operations import Target, fold_headers, parse, resolve, split_t
 from tiergate.s3.postpolicy import check_signature
 from tiergate.s3.sigv4 import UNSIGNED_PAYLOAD, Head, SecretFor, Verified, describe
 from tiergate.server.app import header_too_large, new_request_id, standard_headers
-from tiergate.server.bodies import ClientGoneError, WireBody, abort, is_spent
+from tiergate.server.bodies import ClientGoneError, WireBody, is_spent
 from tiergate.server.forms import OPERATION as FORM_OPERATION
 from tiergate.server.forms import form_boundary, read_form
 from tiergate.server.own import PREFIX, OwnRequests, verb_of
+from tiergate.server.sending import BrokenOffError, send_body
 
 log = get_logger(__name__)
 
@@ -38,11 +39,6 @@ VIA_HEADER = "x-tiergate-via"
 
 DOCUMENT_LIMIT_BYTES = 4 << 20
 """Largest XML document read into memory; S3's own limits are below it."""
-
-SEND_BYTES = 1 << 20
-COPIED_BYTES = 64 << 10
-"""aiohttp waits for the socket only after more than this; smaller pieces are copied, so that a transport never holds
-a view on memory that is no longer pinned."""
 
 METHODS = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"})
 """S3 has no others: https://docs.aws.amazon.com/AmazonS3/latest/API/API_Operations_Amazon_Simple_Storage_Service.html"""
@@ -75,10 +71,6 @@ SIGNING_PARAMETERS = frozenset(
 )
 
 
-class BrokenOffError(ConnectionError):
-    """The answer ended after its head: only closing the connection can still tell the client."""
-
-
 @dataclass(slots=True)
 class Story:
     """What is told of a request when it ends."""
@@ -87,7 +79,6 @@ class Story:
     started_s: float
     operation: str = "Unknown"
     resource: str = ""
-    sent_bytes: int = 0
 
 
 class Pipeline:
@@ -325,25 +316,9 @@ class Pipeline:
             return self._whole(request, answer.status, answer.headers, answer.body, answer.size_bytes, received, story)
         response = self._begun(request, answer.status, answer.headers, received, story)
         response.content_length = answer.size_bytes
-        try:
-            await response.prepare(request)
-            if request.method != "HEAD":
-                await self._stream(request, response, answer.body, story)
-            await response.write_eof()
-        except ConnectionError as error:
-            raise ClientGoneError("connection lost") from error
-        except TimeoutError as error:
-            log.info("the client stopped reading", operation=story.operation, resource=story.resource)
-            abort(request)
-            raise ClientGoneError("the client stopped reading") from error
-        except TiergateError as error:
-            # The head is out: only a broken connection can still say that the body is not whole.
-            log.error("answer broken off", operation=story.operation, error=f"{type(error).__name__}: {error}")
-            abort(request)
-            raise BrokenOffError("answer broken off") from error
-        finally:
-            await answer.body.close()
-        self._metrics.served_bytes.inc(story.sent_bytes)
+        about = {"operation": story.operation, "resource": story.resource}
+        sent_bytes = await send_body(request, response, answer.body, self._settings.body_idle_timeout_s, about)
+        self._metrics.served_bytes.inc(sent_bytes)
         return response
 
     def _whole(
@@ -383,21 +358,6 @@ class Pipeline:
         if is_spent(request, received):
             response.force_close()
         return response
-
-    async def _stream(
-        self, request: web.BaseRequest, response: web.StreamResponse, body: Outgoing, story: Story
-    ) -> None:
-        transport = request.transport
-        if transport is None:
-            raise ClientGoneError("connection lost")
-        # With no room for waiting bytes, a write returns once the kernel has them all.
-        transport.set_write_buffer_limits(high=0)
-        async for piece in body.pieces():
-            for start in range(0, len(piece), SEND_BYTES):
-                part = piece[start : start + SEND_BYTES]
-                async with asyncio.timeout(self._settings.body_idle_timeout_s):
-                    await response.write(part if len(part) > COPIED_BYTES else bytes(part))
-                story.sent_bytes += len(part)
 
     def _refusal(
         self, request: web.BaseRequest, error: Exception, received: WireBody | None, story: Story

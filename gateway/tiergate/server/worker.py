@@ -2,7 +2,9 @@
 
 import asyncio
 import signal
+import socket
 import ssl
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -13,14 +15,17 @@ from tiergate.config import ClientAuth, Settings
 from tiergate.engine.newest import Chooser
 from tiergate.engine.rooms import Rooms
 from tiergate.engine.service import Service
+from tiergate.engine.shards import Shards
 from tiergate.errors import InvariantError, OriginError
 from tiergate.observe.logs import get_logger
+from tiergate.observe.metrics import Metrics
 from tiergate.origin.credentials import CredentialChain
 from tiergate.replication.base import PROMISE, Promise
 from tiergate.replication.replication import PeerReplication
 from tiergate.s3.servicemodel import Level
 from tiergate.s3.sigv4 import SecretFor
-from tiergate.server.app import S3Server
+from tiergate.server.app import Handler, S3Server
+from tiergate.server.daemon import Daemon
 from tiergate.server.handshake import Handshake
 from tiergate.server.newest import NewestVerb
 from tiergate.server.own import OwnRequests, Verb
@@ -78,22 +83,19 @@ async def serve(context: ChildContext, promise: Promise = PROMISE) -> None:
             }
         )
         pipeline = Pipeline(service, settings, secret_for, rooms.clock, rooms.metrics, name, own)
-        server = S3Server(
-            pipeline.handle,
-            name,
-            rooms.metrics,
-            max_header_bytes=settings.max_header_bytes,
-            idle_timeout_s=settings.header_timeout_s,
-            connections_count=settings.connections_count,
-        )
+        clients = [Listening(context.listen_socket, server_of(settings, pipeline.handle, name, rooms.metrics))]
+        if context.daemon_socket is not None:
+            daemon = Daemon(Shards(rooms, service.answer), settings, rooms.metrics)
+            clients.append(Listening(context.daemon_socket, server_of(settings, daemon.handle, name, rooms.metrics)))
         peers = await listen_for_peers(context, cluster, rooms) if cluster else None
-        listening = await loop.create_server(server, sock=context.listen_socket, backlog=BACKLOG_COUNT)
+        for each in clients:
+            await each.begin()
         context.report_ready()
         await stop.wait()
         log.info("draining")
-        listening.close()
-        server.pre_shutdown()
-        await server.shutdown(settings.shutdown_grace_s)
+        for each in clients:
+            each.refuse_more()
+        await asyncio.gather(*(each.server.shutdown(settings.shutdown_grace_s) for each in clients))
         await chooser.close()
         await service.close()
         if keeper is not None:
@@ -104,6 +106,38 @@ async def serve(context: ChildContext, promise: Promise = PROMISE) -> None:
             await end.wait()
         if peers is not None:
             await peers.cleanup()
+
+
+@dataclass(slots=True)
+class Listening:
+    """A server and the socket that it answers on."""
+
+    sock: socket.socket
+    server: S3Server
+    _listening: asyncio.Server | None = None
+
+    async def begin(self) -> None:
+        """Take connections from now on."""
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_server(self.server, sock=self.sock, backlog=BACKLOG_COUNT)
+
+    def refuse_more(self) -> None:
+        """Take no more of them, and end those that are idle."""
+        if self._listening is not None:
+            self._listening.close()
+        self.server.pre_shutdown()
+
+
+def server_of(settings: Settings, handler: Handler, name: str, metrics: Metrics) -> S3Server:
+    """What answers clients by `handler`, within the limits of the settings."""
+    return S3Server(
+        handler,
+        name,
+        metrics,
+        max_header_bytes=settings.max_header_bytes,
+        idle_timeout_s=settings.header_timeout_s,
+        connections_count=settings.connections_count,
+    )
 
 
 async def listen_for_peers(context: ChildContext, cluster: "Cluster", rooms: Rooms) -> web.AppRunner:

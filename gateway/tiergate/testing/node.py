@@ -38,7 +38,7 @@ DEADLINE_S = 30.0
 
 ADMIN_TIMEOUT_S = 10.0
 _POLL_S = 0.02
-_READY = re.compile(r"tiergate ready listen=(\S+) admin=(\S+) (?:peers=(\S+) )?memory=.+ pid=(\d+)")
+_READY = re.compile(r"tiergate ready listen=(\S+) admin=(\S+) (?:peers=(\S+) )?(?:daemon=(\S+) )?memory=.+ pid=(\d+)")
 _CHILD = re.compile(rb"\0_child\0(worker|background)-(\d+)\0")
 _SHM = Path("/dev/shm")
 
@@ -103,6 +103,8 @@ class RunningNode:
         """The URL of the admin address."""
         self.peers = ""
         """host:port that speaks to peers; empty for a node alone."""
+        self.daemon = ""
+        """The URL that speaks the memory daemon's protocol; empty where none does."""
         self._keep_ports = keep_ports
         self._addresses: tuple[str, ...] = (
             "--listen",
@@ -375,12 +377,14 @@ class RunningNode:
         found = _READY.fullmatch(process.stdout.readline().rstrip("\n"))
         if found is None:
             raise NodeEndedError(f"the node did not start (status {process.wait()}): {self.log_tail()}")
-        self.endpoint, self.admin, self.peers = found[1], found[2], found[3] or ""
+        self.endpoint, self.admin, self.peers, self.daemon = found[1], found[2], found[3] or "", found[4] or ""
         if self._keep_ports:
             listen, admin = (url.removeprefix("http://") for url in (self.endpoint, self.admin))
             self._kept = ("--listen", listen, "--admin-listen", admin)
             if self.peers:
                 self._kept += ("--advertise", self.peers)
+            if self.daemon:
+                self._kept += ("--daemon-listen", self.daemon.removeprefix("http://"))
 
     def _running(self) -> "subprocess.Popen[str]":
         if self._process is None:

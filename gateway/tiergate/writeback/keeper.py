@@ -146,7 +146,12 @@ class Keeper:
 
     async def _owe_strays(self) -> None:
         """What is parked where no policy is any more goes to the origin."""
-        strays = [write for write in await self._directory.parked() if self._promotion.run_of(write.name) is None]
+        promotion = self._promotion
+        strays = [
+            write
+            for write in await self._directory.parked()
+            if promotion.run_of(write.name) is None and not promotion.is_by_itself(write.name)
+        ]
         for bucket, scope in sorted({(write.name.bucket, scope_of(write.name.key)) for write in strays}):
             await self._promotion.under(bucket, scope)
 

@@ -47,10 +47,17 @@ class Promotion:
         policy = self._policy_of(name.bucket, name.key)
         return None if policy.persist is None else policy.prefix
 
+    def is_by_itself(self, name: ObjectName) -> bool:
+        """Whether a key's objects stay in memory without a run or a set."""
+        return self._policy_of(name.bucket, name.key).is_memory_only
+
     async def owe(self, name: ObjectName) -> None:
         """See that what is pending of a key does not stay in memory, nor its set, nor any that it names."""
         pending = (await self._directory.get(name)).pending
         if pending is None or not pending.parked:
+            return
+        if self.is_by_itself(name):
+            await self._owe([pending])
             return
         run = self.run_of(name)
         own = set_prefix_of(name.key, run) if run is not None else ""
