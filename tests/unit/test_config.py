@@ -38,6 +38,7 @@ PAIRS = (
     ("etcd_tls_cert", "etcd_tls_key"),
     ("peer_tls_cert", "peer_tls_key", "peer_tls_ca"),
 )
+DAEMON = {"TIERGATE_DAEMON_LISTEN": "127.0.0.1:9200", "TIERGATE_DAEMON_URI": "s3://b/daemon"}
 FILES = ("etcd_tls_ca", "etcd_tls_cert", "etcd_tls_key", "peer_tls_cert", "peer_tls_key", "peer_tls_ca")
 DOCS = Path(__file__).parents[2] / "gateway" / "docs"
 
@@ -135,6 +136,9 @@ def test_every_setting_comes_from_file_environment_and_flag(field: str, tmp_path
         "cluster_secret": "sixteen characters",
         "etcd_user": "me",
         "etcd_password": "secret",
+        "daemon_listen": "127.0.0.1:9210",
+        "daemon_uri": "s3://b/other",
+        "daemon_allow": "10.0.0.0/8,fd00::/8",
     } | {field: str(tmp_path / "file.pem") for field in FILES}
     (tmp_path / "file.pem").write_text("PEM")
     declaration = DECLARATIONS[field]
@@ -144,6 +148,8 @@ def test_every_setting_comes_from_file_environment_and_flag(field: str, tmp_path
         env = MEMBER | {"TIERGATE_CLUSTER": "etcds://10.0.0.1:2379"}
         pair = next((pair for pair in PAIRS if field in pair), ())
         env |= {DECLARATIONS[other].env: samples[other] for other in pair}
+    if declaration.section == "Memory daemon":
+        env = DAEMON
     flag_text = text
     if declaration.is_secret:
         (tmp_path / "secret").write_text(f"{text}\n")
@@ -357,6 +363,49 @@ def test_settings_that_contradict_each_other_are_a_fault(env: dict[str, str], me
 def test_members_settings_that_contradict_each_other_are_a_fault(changes: dict[str, str], message: str) -> None:
     (line,) = faults(env=MEMBER | {f"TIERGATE_{name}": value for name, value in changes.items()})
     assert message in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"DAEMON_URI": ""}, "TIERGATE_DAEMON_LISTEN: needs daemon_uri too"),
+        ({"DAEMON_URI": "s3://b"}, '"s3://b" is not s3://BUCKET/PREFIX'),
+        ({"DAEMON_URI": "s3://b/"}, "is not s3://BUCKET/PREFIX"),
+        ({"DAEMON_URI": "b/daemon"}, "is not s3://BUCKET/PREFIX"),
+        ({"DAEMON_LISTEN": "", "DAEMON_ALLOW": "10.0.0.0/8"}, "TIERGATE_DAEMON_ALLOW: is given without daemon_listen"),
+        ({"DAEMON_LISTEN": "0.0.0.0:9200"}, "0.0.0.0:9200 is not a loopback address and the protocol has no"),
+        ({"DAEMON_LISTEN": "127.0.0.1:9000"}, "127.0.0.1:9000 is the same as listen"),
+        ({"DAEMON_ALLOW": "10.0.0.1/8"}, '"10.0.0.1/8" is not a network (such as 10.0.0.0/8)'),
+        ({"DAEMON_ALLOW": "everybody"}, '"everybody" is not a network'),
+        ({"ORIGIN": "http://127.0.0.1:9200"}, "is this node itself (daemon_listen is 127.0.0.1:9200)"),
+        ({"PREFIX": "{uri = 's3://b/daemon/', immutable = true}"}, "holds a prefix with settings of its own"),
+        ({"PREFIX": "{uri = 's3://b/daemon/x', immutable = true}"}, "settings of its own, s3://b/daemon/x"),
+        ({"PREFIX": "{uri = 's3://b/', keep = 3}"}, "lies in a run with persist or keep, s3://b/"),
+    ],
+)
+def test_settings_of_the_memory_daemon_that_contradict_each_other_are_a_fault(
+    changes: dict[str, str], message: str
+) -> None:
+    (line,) = faults(env=DAEMON | {f"TIERGATE_{name}": value for name, value in changes.items()})
+    assert message in line
+
+
+def test_place_of_the_memory_daemon_has_settings_of_its_own(tmp_path: Path) -> None:
+    toml = 'markers = ["*"]\nfence = "strict"\n[[prefix]]\nuri = "s3://b/"\nreplicas = 3\nimmutable = true'
+    settings = read(toml, DAEMON | {"TIERGATE_DAEMON_ALLOW": "10.0.0.0/8,::1"}, folder=tmp_path).settings
+    assert settings.daemon_uri == "s3://b/daemon/"
+    assert settings.daemon_allow == ("10.0.0.0/8", "::1/128")
+    place = settings.prefix_for("b", "daemon/job/rank_0/step_1")
+    assert (place.is_memory_only, place.exclusive, place.immutable) == (True, True, False)
+    assert (place.markers, place.fence, place.replicas_count) == ((), FenceMode.OFF, 3)
+    assert not settings.prefix_for("b", "daemons").is_memory_only
+    assert not settings.prefix_for("c", "daemon/job").is_memory_only
+    assert not read().settings.prefix_for("b", "daemon/job").is_memory_only
+
+
+def test_networks_that_are_named_let_the_memory_daemon_listen_to_others() -> None:
+    env = DAEMON | {"TIERGATE_DAEMON_LISTEN": "0.0.0.0:9200", "TIERGATE_DAEMON_ALLOW": "10.0.0.0/8"}
+    assert read(env=env).settings.daemon_listen == Address("0.0.0.0", 9200)
 
 
 def test_address_for_peers_beyond_loopback_needs_something_to_know_them_by() -> None:

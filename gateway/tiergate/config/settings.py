@@ -433,7 +433,7 @@ class Settings:
         _LIMIT,
         5 * GIB,
         v.parse_size,
-        "Largest body of one request; S3's own limit is 5 GiB.",
+        "Largest body of one request; S3's own limit is 5 GiB. Shards of the memory daemon have memory's.",
         low=1,
         high=5 * GIB,
     )
@@ -478,6 +478,11 @@ class Settings:
         """All that no log may show."""
         values = (getattr(self, field) for field in DECLARATIONS)
         return tuple(value for value in values if isinstance(value, Secret))
+
+    @property
+    def largest_body_bytes(self) -> int:
+        """No body is larger. What stays in memory only need not fit a request to S3, but it must fit there."""
+        return max(self.max_body_bytes, self.memory_limit_bytes if self.daemon_uri else 0)
 
     def prefix_for(self, bucket: str, key: str) -> PrefixSettings:
         """What holds for a key: the longest matching prefix, else what is set for the node."""

@@ -149,10 +149,12 @@ class Intake:
         self._size = (size_bytes, now_s)
         return size_bytes
 
-    def check_size(self, size_bytes: int | None) -> None:
+    def check_size(self, name: ObjectName, size_bytes: int | None) -> None:
         """Raises:
-        RequestError: EntityTooLarge.
+        RequestError: EntityTooLarge; not of what stays in memory only, which memory itself refuses.
         """
+        if self._rooms.is_memory_only(name):
+            return
         if size_bytes is not None and size_bytes > self._rooms.settings.max_body_bytes:
             raise RequestError("EntityTooLarge", "Your proposed upload exceeds the maximum allowed size")
 
@@ -188,8 +190,7 @@ class Intake:
             granted.take(holder)
             receiving = granted
         elif size_bytes is None:
-            limit_bytes = self._rooms.settings.max_body_bytes
-            receiving = memory.receive_unsized(body_uid, holder, limit_bytes, self.group_of(name))
+            receiving = memory.receive_unsized(body_uid, holder, self._limit_bytes(name), self.group_of(name))
         else:
             receiving = memory.receive(body_uid, size_bytes, holder, self.group_of(name))
         try:
@@ -198,6 +199,10 @@ class Intake:
             receiving.abort()
             raise
         return Arrival(self._rooms, self._afterwards, name, holder, known, receiving, copying, copies_count)
+
+    def _limit_bytes(self, name: ObjectName) -> int:
+        settings = self._rooms.settings
+        return settings.largest_body_bytes if self._rooms.is_memory_only(name) else settings.max_body_bytes
 
     def group_of(self, name: ObjectName) -> int | None:
         """With which set the key's bytes are evicted, until background work has judged it."""

@@ -143,7 +143,7 @@ class Multipart:
             return await self.foreign(call)
         check_part_algorithm(upload, call.headers)
         await self._intake.admit()
-        self._intake.check_size(call.body.size_bytes)
+        self._intake.check_size(call.name, call.body.size_bytes)
         granted = granted_of(call.body)
         uid = granted.uid if granted is not None else new_uid(self._rooms.clock.wall_s())
         try:

@@ -86,7 +86,7 @@ class Writes:
             return await self._through.put(call, described, ground)
         granted = granted_of(call.body)
         uid = granted.uid if granted is not None else new_uid(self._rooms.clock.wall_s())
-        self._intake.check_size(call.body.size_bytes)
+        self._intake.check_size(call.name, call.body.size_bytes)
         try:
             arrival = self._intake.reserve(
                 call.name, uid, uid, call.body.size_bytes, partial(self.is_current, call.name, uid), granted

@@ -157,7 +157,7 @@ async def listen_for_peers(context: ChildContext, cluster: "Cluster", rooms: Roo
         rooms.clock,
         rooms.metrics,
         settings.cluster_secret,
-        settings.max_body_bytes,
+        settings.largest_body_bytes,
         settings.body_idle_timeout_s,
     )
     runner = peers.runner(min(settings.shutdown_grace_s, PEERS_GRACE_S))
