@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.daemon import DaemonClient, checksum_of, meta_of, shard_of
+from tests.dcp import dcp_list
 from tests.etcds import StartCluster
 from tests.nodes import FLAGS, StartNode
 
@@ -197,6 +198,24 @@ def test_each_rank_keeps_what_it_wrote_last(standing: RunningNode, daemon: Daemo
     assert daemon.latest(namespace) == [30, 16, 15], "written again counts as written last"
     assert daemon.read(namespace, 0, 40) is None
     assert daemon.read(namespace, 2, 30) == shard_of(2, 30)
+
+
+@pytest.mark.semantics("P15.4")
+def test_the_newest_whole_step_stays_until_another_is_whole(daemon: DaemonClient, namespace: str) -> None:
+    def save(step: int, *ranks: int) -> None:
+        for rank in ranks:
+            assert daemon.put(namespace, rank, step, dcp_list("__0_0.distcp") if rank == 2 else b"") == 200
+
+    save(1, 0, 1, 2)
+    for step in (2, 3, 4, 5):
+        save(step, 0)
+        save(step, 2)
+    assert daemon.latest(namespace) == [1], "rank 1 never came again"
+    assert [daemon.read(namespace, 0, step) is None for step in (1, 2, 3, 4, 5)] == [False, True, False, False, False]
+    save(6, 0, 1, 2)
+    save(7, 0)
+    assert daemon.latest(namespace) == [6]
+    assert [daemon.read(namespace, 0, step) is None for step in (1, 4, 5, 6, 7)] == [True, True, False, False, False]
 
 
 @pytest.mark.semantics("P15.1", "P15.2")

@@ -18,6 +18,7 @@ HEAD_BYTES = 512
 NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _SHARD = re.compile(r"rank_(\d{1,18})/step_(\d{1,18})")
 _CONFIGURATION = "namespace"
+_NEWEST = "newest"
 _METADATA_CLASS = b"torch.distributed.checkpoint.metadata"
 _ARCHIVE = b"PK\x03\x04"
 
@@ -87,6 +88,11 @@ def configuration_key(place: str, namespace: str) -> str:
     return f"{prefix_of(place, namespace)}{_CONFIGURATION}"
 
 
+def newest_key(place: str, namespace: str) -> str:
+    """The object that says which step of a namespace became whole last."""
+    return f"{prefix_of(place, namespace)}{_NEWEST}"
+
+
 def is_configuration(place: str, key: str) -> bool:
     """Whether a key is that of a namespace's configuration."""
     namespace, _, rest = key.removeprefix(place).partition("/")
@@ -143,10 +149,11 @@ def _metadata_of(ranks: Mapping[int, Shard], ranks_count: int, is_listed: bool) 
     return last if last.kind is not ShardKind.DATA and last.name.rank >= ranks_count - 1 else None
 
 
-def surplus(shards: Collection[S], retained_count: int) -> list[S]:
-    """Of the shards of one rank those that go: all but the ones that it wrote last."""
+def surplus(shards: Collection[S], retained_count: int, newest_step: int | None) -> list[S]:
+    """Of the shards of one rank those that go: all but the ones that it wrote last, and that of the step that became
+    whole last, which stays until another is."""
     newest_first = sorted(shards, key=lambda shard: shard.written, reverse=True)
-    return newest_first[retained_count:]
+    return [shard for shard in newest_first[retained_count:] if shard.name.step != newest_step]
 
 
 def left_by_others(shards: Collection[S], metadata: ShardName) -> list[S]:

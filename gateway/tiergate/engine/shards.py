@@ -18,6 +18,7 @@ from tiergate.checkpoints.shards import (
     is_configuration,
     kind_of,
     left_by_others,
+    newest_key,
     prefix_of,
     rank_prefix,
     shard_key,
@@ -43,8 +44,8 @@ CHECKSUM = "xxhash128"
 
 SCAN_COUNT = 1000
 
-_RANKS, _RETAINED, _KIND = "shard-ranks", "shard-steps-retained", "shard-kind"
-"""The metadata of a namespace's object, and of a shard's."""
+_RANKS, _RETAINED, _KIND, _STEP = "shard-ranks", "shard-steps-retained", "shard-kind", "shard-step"
+"""The metadata of a namespace's object, of a shard's, and of the one that names the newest whole step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +160,24 @@ class Shards:
             await self._delete(ObjectName(self._bucket, shard_key(self._place, name)), etag, request_id)
             raise no_namespace(name.namespace)
         try:
+            gone = await self._settle_save(name, now, request_id) if kind is ShardKind.METADATA else []
+            newest = version_of(await self._seen(newest_key(self._place, name.namespace)))
+            newest_step = int(newest.metadata[_STEP]) if newest is not None and _STEP in newest.metadata else None
             own = await self._shards(rank_prefix(self._place, name.namespace, name.rank), readable_only=False)
-            gone = surplus(own, now.steps_retained_count)
-            if kind is ShardKind.METADATA:
-                every = await self._shards(prefix_of(self._place, name.namespace), readable_only=False)
-                gone = [*gone, *left_by_others(every, name)]
+            gone = [*gone, *surplus(own, now.steps_retained_count, newest_step)]
             await self._drop([shard.record for shard in gone], request_id)
             self._rooms.metrics.daemon_dropped_shards.inc(len(gone))
         except TiergateError as error:
             # The shard is kept; what should have gone for it goes with the rank's next one.
             log.warning("older shards could not be dropped", error=error, namespace=name.namespace, rank=name.rank)
+
+    async def _settle_save(self, name: ShardName, namespace: Namespace, request_id: str) -> list["HeldShard"]:
+        """After the end of a save, which its metadata is: note if it is whole; what others left and nobody can load."""
+        every = await self._shards(prefix_of(self._place, name.namespace), readable_only=False)
+        if name.step in whole_steps(every, namespace.ranks_count):
+            params = {"Metadata": {_STEP: str(name.step)}}
+            await self._do("PutObject", newest_key(self._place, name.namespace), params, request_id)
+        return left_by_others(every, name)
 
     async def get(self, name: ShardName, request_id: str) -> OpenedShard:
         """A shard.

@@ -147,10 +147,18 @@ def test_a_rank_keeps_the_steps_that_it_wrote_last(steps: list[int], retained: i
     for step in steps:
         written.write(0, step)
         order = [*(each for each in order if each != step), step]
-        for shard in surplus(list(written.shards.values()), retained):
+        for shard in surplus(list(written.shards.values()), retained, None):
             del written.shards[0, shard.name.step]
         order = order[-retained:]
         assert {step for _, step in written.shards} == set(order)
+
+
+def test_the_step_that_became_whole_last_stays() -> None:
+    written = Written()
+    for step in range(5):
+        written.write(0, step)
+    for newest, gone in ((None, {0, 1, 2}), (1, {0, 2}), (4, {0, 1, 2}), (9, {0, 1, 2})):
+        assert {shard.name.step for shard in surplus(list(written.shards.values()), 2, newest)} == gone
 
 
 def test_what_a_larger_world_left_goes_once_nobody_can_load_it() -> None:
