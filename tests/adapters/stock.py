@@ -3,8 +3,8 @@
 Its client knows one address for the memory daemon, a name inside a Kubernetes cluster. A proxy for HTTP leads that to a
 daemon here; what it sends to S3 goes where AWS_ENDPOINT_URL says.
 
-As a program it is one rank of a world: RANK WORLD STORE NAMESPACE S3_BASE. It saves a sharded tensor as step 1 to memory
-only, and twice of it as step 2 to S3 too; loads the newest step; and says what it got.
+As a program it is one rank of a world: RANK WORLD STORE NAMESPACE S3_BASE. It saves a sharded tensor as step 1 to
+memory only, and twice of it as step 2 to S3 too; loads the newest step; and says what it got.
 """
 
 import json

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import kubernetes_validate  # type: ignore[import-untyped]  # it has no types
 import pytest
+from amzn_sagemaker_checkpointing.config.in_memory_client import InMemoryClientConfig
 from tests.deploy.dockerfile import Image
 from tests.deploy.fresh import ROOT, Served, local, served
 from tests.deploy.manifests import (
@@ -276,6 +277,40 @@ def test_clients_are_led_to_the_node_of_their_own_machine(manifests: Manifests) 
     assert service["internalTrafficPolicy"] == "Local"
     assert service["publishNotReadyAddresses"] is True, "without the directory there would be no node to read from"
     assert manifests.one("Service", "tiergate-peers")["spec"]["clusterIP"] == "None"
+
+
+# -- the memory daemon
+@needs_kustomize
+def test_the_stock_package_finds_the_node_of_its_machine(certificates: Path) -> None:
+    manifests = rendered("memory-daemon")
+    wanted = urlsplit(InMemoryClientConfig().base_url)
+    (space, alias) = documents((KUBERNETES / "hyperpod" / "namespace.yaml").read_text()) + documents(
+        (KUBERNETES / "hyperpod" / "service.yaml").read_text()
+    )
+    assert wanted.hostname == f"{alias['metadata']['name']}.{space['metadata']['name']}.svc.cluster.local"
+    service = manifests.one("Service", "tiergate")
+    named = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc.cluster.local"
+    assert (alias["spec"]["type"], alias["spec"]["externalName"]) == ("ExternalName", named)
+    assert wanted.port in [port["port"] for port in service["spec"]["ports"]]
+    settings = config.load(environ=environment_of(manifests, POD, certificates)).settings
+    assert settings.daemon_listen is not None
+    assert settings.daemon_listen.port == manifests.nodes.ports["daemon"] == wanted.port
+    assert settings.daemon_allow, "the protocol has no credentials"
+    (rule,) = (
+        rule
+        for rule in manifests.one("NetworkPolicy", "tiergate")["spec"]["ingress"]
+        if {"port": "daemon"} in rule["ports"]
+    )
+    ((label, value),) = rule["from"][0]["namespaceSelector"]["matchLabels"].items()
+    assert f"{label}={value}" in README
+
+
+@needs_kustomize
+def test_only_who_asks_for_it_gets_the_memory_daemon() -> None:
+    for name in OVERLAYS:
+        if name != "memory-daemon":
+            assert "daemon" not in rendered(name).nodes.ports, name
+            assert not [each for each in rendered(name).settings if each.startswith("TIERGATE_DAEMON")], name
 
 
 # -- etcd
