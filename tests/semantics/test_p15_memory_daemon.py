@@ -3,11 +3,14 @@ tests/adapters/test_daemon_package.py."""
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +22,7 @@ from tests.nodes import FLAGS, StartNode
 from tiergate.testing.etcd import needs_etcd
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import RunningNode
-from tiergate.testing.objects import body_of, keys_of
+from tiergate.testing.objects import body_of, keys_of, refusal
 from tiergate.testing.origins import ProcessOrigin
 from tiergate.testing.rules import Cut
 
@@ -160,6 +163,55 @@ def test_what_the_table_does_not_have(daemon: DaemonClient, method: str, path: s
     reply = daemon.ask(method, path, b"data" if method in ("POST", "PUT") else None)
     assert reply.status == status
     assert reply.json["error"]
+
+
+@pytest.mark.semantics("P13.9")
+def test_neither_address_leads_to_what_is_the_others(standing: RunningNode, daemon: DaemonClient) -> None:
+    assert daemon.create("apart").status == 200
+    for address in (standing.endpoint, standing.admin):
+        other = DaemonClient(address)
+        for method, path in (
+            ("GET", "/v1/cp/namespaces/apart"),
+            ("POST", "/v1/cp/namespaces/more?num_ranks=1&steps_retained=1"),
+            ("DELETE", "/v1/cp/namespaces/apart"),
+            ("POST", "/v1/cp/cluster/reset"),
+        ):
+            assert other.ask(method, path).status >= 400, (address, method, path)
+    assert daemon.ask("GET", "/v1/cp/namespaces/apart").status == 200
+    assert daemon.ask("GET", "/v1/cp/namespaces/more").status == 404
+    for path in ("/daemon-bucket/k", "/status", "/metrics", "/bodies/x"):
+        assert daemon.ask("GET", path).status == 404
+    assert daemon.ask("DELETE", "/v1/cp/namespaces/apart").status == 200
+
+
+@pytest.mark.semantics("P13.8")
+def test_only_who_is_named_may_use_it(start_node: StartNode, bucket: str, tmp_path: Path) -> None:
+    place = f"s3://{bucket}/{PLACE}"
+    open_to = ("--daemon-listen", "0.0.0.0:0", "--daemon-uri", place, "--daemon-allow")
+    node = start_node(*open_to, "10.0.0.0/8,::1/128")
+    local = node.daemon.replace("0.0.0.0", "127.0.0.1")
+    for method, path in (
+        ("POST", "/v1/cp/namespaces/job?num_ranks=1&steps_retained=1"),
+        ("GET", "/v1/cp/namespaces/job"),
+        ("POST", "/v1/cp/cluster/reset"),
+        ("GET", "/health"),
+        ("GET", "/nothing"),
+    ):
+        assert DaemonClient(local).ask(method, path).status == 403, (method, path)
+    assert keys_of(node.client(), bucket) == []
+    node.stop()
+    node.flags = (*FLAGS, *open_to, "127.0.0.0/8")
+    node.start()
+    assert DaemonClient(node.daemon.replace("0.0.0.0", "127.0.0.1")).create("job").status == 200
+
+    command = [sys.executable, "-m", "tiergate", "serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]
+    command += ["--memory-dir", str(tmp_path), "--memory-limit", "16MiB", *open_to[:-1]]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TIERGATE_")}
+    kept["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    ended = subprocess.run(command, env=kept, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode != 0
+    assert "not a loopback address and the protocol has no credentials" in ended.stderr
+    assert "ready" not in ended.stdout
 
 
 @pytest.mark.semantics("P15.1")
@@ -336,6 +388,28 @@ def test_what_is_promoted_is_the_origins_too_until_it_is_dropped(
     assert daemon.latest("job") == [2]
     node.wait_settled()
     assert keys_of(direct, bucket) == []
+    # A node that knows of no such place brings what it holds to the origin.
+    node.stop()
+    node.flags = FLAGS
+    node.start()
+    node.wait_until("all is there", lambda: len(keys_of(direct, bucket)) == 3)
+    assert body_of(direct, bucket, f"{PLACE}/job/rank_1/step_2") == shard_of(1, 2)
+
+
+@pytest.mark.semantics("P15.3")
+def test_what_the_origin_is_owed_does_not_hold_up_shards(
+    start_node: StartNode, bucket: str, proxy: FaultyOrigin
+) -> None:
+    node = start_node(*daemon_flags(bucket), "--dirty-size-limit", "1MiB")
+    daemon, client = DaemonClient(node.daemon), node.client()
+    assert daemon.create("job", 2).status == 200
+    proxy.inject(Cut(), times=None)
+    client.put_object(Bucket=bucket, Key="k", Body=bytes(2 * MIB))
+    assert refusal(lambda: client.put_object(Bucket=bucket, Key="l", Body=b"")) == (503, "SlowDown")
+    for step in (1, 2):
+        daemon.save("job", step, ranks=2)
+    assert daemon.latest("job") == [2, 1]
+    assert node.status()["writeback"]["pending"] == 1
 
 
 @needs_etcd

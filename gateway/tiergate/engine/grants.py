@@ -62,7 +62,7 @@ class Grants:
         size_bytes = _number(call.query("size") or "", 1, GRANT_LIMIT_BYTES)
         await self._buckets.known(call.target.bucket)
         await self._intake.admit()
-        self._intake.check_size(size_bytes)
+        self._intake.check_size(call.name, size_bytes)
         begin = partial(
             self._rooms.memory.sharing.begin_grant,
             new_uid(self._rooms.clock.wall_s()),
