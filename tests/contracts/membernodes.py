@@ -46,10 +46,10 @@ class Node:
         self._url = url
         self._stack = AsyncExitStack()
         self._joined: asyncio.Queue[int] = asyncio.Queue()
-        Board.make(folder / "board")
 
     async def start(self) -> None:
         """Join, and stay a member."""
+        Board.make(self.folder / "board")
         patient = {"TIERGATE_LEASE": "30s", "TIERGATE_DIRECTORY_PATIENCE": "20s"}  # etcd starts again meanwhile
         context = context_of_member(self.folder, self._url, self.name, **patient)
         self.memory = Memory.open(self.folder / "slabs", LIMITS, CLOCK)

@@ -1,8 +1,9 @@
 """That etcd went back is seen however far others have brought it since, and is never unlearned: over real etcd."""
 
 import asyncio
+import itertools
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -106,7 +107,10 @@ async def test_idle_node_that_others_were_faster_than(
     assert (await seen(a, SHARD))[0].version == version
 
 
-async def test_what_others_wrote_after_it_went_back_is_newer(etcd: EtcdServer, start: Start) -> None:
+@pytest.mark.parametrize("is_interrupted", [False, True])
+async def test_what_others_wrote_after_it_went_back_is_newer(
+    etcd: EtcdServer, start: Start, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
+) -> None:
     """Though its revisions are smaller. Of what was there before, revisions alone tell, whatever a clock said."""
     a, b = await start("a"), await start("b")
     names = {key: object_name(key) for key in ("put", "deleted", "older", "only")}
@@ -116,20 +120,38 @@ async def test_what_others_wrote_after_it_went_back_is_newer(etcd: EtcdServer, s
     await a.put(object_name("before"))
     await b.stop()
     copy = await asyncio.to_thread(etcd.save)
+    for number in range(20):
+        await a.put(object_name(f"first{number}"))
     lost = {key: await a.put(name) for key, name in names.items()}
+    lost_from = (await seen(a, names["put"]))[0].revision
     await a.stop()
     newest = await revision_of(etcd)
     await asyncio.to_thread(etcd.restore, copy)
     await b.start()
     since = await b.put(names["put"])
     await b.directory.delete(names["deleted"], make_intent(now_s=CLOCK.wall_s()))
-    assert (await seen(b, names["put"]))[0].revision < newest
+    assert (await seen(b, names["deleted"]))[0].revision < lost_from
     await bring_past(etcd, newest)
+    if is_interrupted:
+        monkeypatch.setattr(ClusteredDirectory, "reinsert", interrupted(ClusteredDirectory.reinsert))
     await a.start()
     assert (await seen(a, names["put"]))[0].version == since
     assert (await seen(a, names["deleted"]))[0].state is State.TOMBSTONE
-    for key in ("older", "only"):
-        assert (await seen(a, names[key]))[0].version == lost[key]
+    assert (await seen(a, names["only"]))[0].version == lost["only"]
+    if not is_interrupted:  # else what was before can no longer be told from what came since
+        assert (await seen(a, names["older"]))[0].version == lost["older"]
+
+
+def interrupted(reinsert: Callable[..., Awaitable[bool]]) -> Callable[..., Awaitable[bool]]:
+    """The same, but the second call fails."""
+    calls = itertools.count(1)
+
+    async def insert(*args: object) -> bool:
+        if next(calls) == 2:
+            raise DirectoryUnavailableError("not yet")
+        return await reinsert(*args)
+
+    return insert
 
 
 @pytest.mark.parametrize("what", ["noted", "dropped"])
@@ -182,10 +204,12 @@ async def test_copy_of_an_era_that_was_left(etcd: EtcdServer, start: Start) -> N
     left = era_of(a)
     owed, finished = await a.put(SHARD), await a.put(object_name("finished"))
     copy = await asyncio.to_thread(etcd.save)
+    await a.stop()
     async with opened(etcd) as other:
         await begin_era(other, a.cluster.keys, await find_era(other, a.cluster.keys))
-    await joined_after(a, left)
+    await a.start()
     second = era_of(a)
+    assert second != left
     await a.persist(object_name("finished"), finished)
     await asyncio.to_thread(etcd.restore, copy)
     await joined_after(a, second)
