@@ -15,14 +15,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from amzn_sagemaker_checkpointing.checkpointing.filesystem.filesystem import (  # type: ignore[import-untyped,unused-ignore]
+from amzn_sagemaker_checkpointing.checkpointing.filesystem.filesystem import (
     SageMakerTieredStorageReader,
     SageMakerTieredStorageWriter,
 )
-from amzn_sagemaker_checkpointing.config.sagemaker_checkpoint_config import (  # type: ignore[import-untyped,unused-ignore]
+from amzn_sagemaker_checkpointing.config.sagemaker_checkpoint_config import (
     SageMakerCheckpointConfig,
 )
+from torch.distributed.checkpoint.state_dict_loader import load as load_state
+from torch.distributed.checkpoint.state_dict_saver import save as save_state
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -61,15 +62,15 @@ def config_of(namespace: str, world: int, base: str, *, save_to_s3: bool = False
 
 
 def save(config: Any, step: int, state: dict[str, Any], **how: Any) -> None:
-    dcp.save(state, storage_writer=SageMakerTieredStorageWriter(config, step=step), **how)
+    save_state(state, storage_writer=SageMakerTieredStorageWriter(config, step=step), **how)
 
 
 def load(config: Any, state: dict[str, Any], step: int | None = None, **how: Any) -> int:
     """Load the newest step, or this one; which it was."""
     reader = SageMakerTieredStorageReader(config, step=step)
-    dcp.load(state, storage_reader=reader, **how)
-    found: int = reader.step
-    return found
+    load_state(state, storage_reader=reader, **how)
+    assert reader.step is not None
+    return reader.step
 
 
 def weights(scale: float = 1.0) -> torch.Tensor:
