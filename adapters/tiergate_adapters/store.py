@@ -16,7 +16,7 @@ from tiergate_adapters.slabs import copy, cut, drop_share
 from tiergate_adapters.uploads import Upload, release
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Self, TypeVar
 
@@ -74,10 +74,13 @@ class Store:
         """The same store below another place."""
         return Store(place, persist=self.persist, trust=self.trust, route=self.route)
 
-    def create(self, name: str, *, size_bytes: int | None = None) -> ObjectWriter:
+    def create(
+        self, name: str, *, size_bytes: int | None = None, metadata: Mapping[str, str] | None = None
+    ) -> ObjectWriter:
         """Begin to write an object; it is there once the writer is closed, and not at all if it is aborted.
-        `size_bytes`: how long it is to become, if that is known: room for it is asked for at once."""
-        return ObjectWriter(self, self.place.key(name), size_bytes)
+        `size_bytes`: how long it is to become, if that is known: room for it is asked for at once. `metadata` is the
+        user's own, in ASCII."""
+        return ObjectWriter(self, self.place.key(name), size_bytes, metadata)
 
     def open(self, name: str) -> ObjectReader:
         """An object to read from, at one version.
@@ -145,9 +148,11 @@ class ObjectWriter(io.RawIOBase):
     """An object being written, from its first byte to its last. Close it to commit, or leave the context; by an
     exception or `abort` nothing of it is kept. One thread at a time, in the process that began it."""
 
-    def __init__(self, store: Store, key: str, size_bytes: int | None = None) -> None:
+    def __init__(
+        self, store: Store, key: str, size_bytes: int | None = None, metadata: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__()
-        self._upload = Upload(store.route, store.place.bucket, key, size_bytes)
+        self._upload = Upload(store.route, store.place.bucket, key, size_bytes, metadata or {})
         self._at = 0
         self._is_over = False
 
@@ -235,6 +240,8 @@ class ObjectReader(io.RawIOBase):
             raise
         self.size_bytes: int = head["ContentLength"]
         self.etag: str = head["ETag"]
+        self.modified_s: float = head["LastModified"].timestamp()
+        self.metadata: Mapping[str, str] = head["Metadata"]
         self._at = 0
         self._windows: dict[int, list[memoryview]] = {}
         self._pins: list[tuple[Share, str, str]] = []

@@ -17,7 +17,7 @@ from tiergate_adapters.route import PERSIST_HEADER, UnreachableError, is_unreach
 from tiergate_adapters.slabs import Room, Share, copy, cut, drop_share
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from _typeshed import WriteableBuffer
 
@@ -121,9 +121,12 @@ class SentPart:
 class Upload:
     """One object from its first byte to its last, under the `bucket` and `key`. One thread at a time."""
 
-    def __init__(self, route: Route, bucket: str, key: str, size_bytes: int | None) -> None:
+    def __init__(
+        self, route: Route, bucket: str, key: str, size_bytes: int | None, metadata: Mapping[str, str]
+    ) -> None:
         self._route = route
         self._named = {"Bucket": bucket, "Key": key}
+        self._metadata = dict(metadata)
         self._size_bytes = size_bytes
         self._upload_id = ""
         self._parts: list[SentPart] = []
@@ -238,7 +241,7 @@ class Upload:
 
     def _begin(self) -> None:
         def create(client: Any) -> str:
-            upload_id: str = client.create_multipart_upload(**self._named)["UploadId"]
+            upload_id: str = client.create_multipart_upload(**self._named, Metadata=self._metadata)["UploadId"]
             return upload_id
 
         try:
@@ -280,6 +283,8 @@ class Upload:
         headers = {LEASE_HEADER: room.share.token, BODY_HEADER: room.grant, SIZE_HEADER: str(room.used_bytes)}
         if self._route.persist is not None:
             headers[PERSIST_HEADER] = self._route.persist
+        if not query:  # of an upload in parts, its beginning said so
+            headers |= {f"x-amz-meta-{name}": value for name, value in self._metadata.items()}
         try:
             reply = self._route.ask("PUT", *self._names, query=query, headers=headers)
         except (BotoCoreError, HTTPClientError) as error:
@@ -353,7 +358,7 @@ class Upload:
                 return etag
 
         def put(client: Any) -> str:
-            answer = client.put_object(**self._named, Body=body_of(room))
+            answer = client.put_object(**self._named, Metadata=self._metadata, Body=body_of(room))
             self.ack = ack_of(answer)
             etag: str = answer["ETag"]
             return etag

@@ -5,7 +5,9 @@ configuration or usage; 3 another node has the memory folder; 4 a command found 
 it should; 5 a member of a cluster stopped, and something acknowledged is in its memory folder only, or may be; 6
 `checkpoints`, `newest` or `verify` cannot tell all, since a tier or the directory does not answer; 7 `verify --repair`
 found damage, and mended all of it. `prefetch` fails with 1 unless all is in memory, `checkpoints` where one is damaged
-or quarantined, `newest` where none is whole, `verify` where one is damaged, or none is whole."""
+or quarantined, `newest` where none is whole, `verify` where one is damaged, or none is whole.
+
+Packages add commands of their own by entry points of the group `tiergate.commands`, each an `ExtraCommand`."""
 
 # ruff: noqa: T201 - this is the place that prints
 
@@ -20,8 +22,9 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from http.client import HTTPResponse
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from tiergate import __version__, config, progress, tables
 from tiergate.child import Folders, run_child
@@ -37,12 +40,49 @@ if TYPE_CHECKING:
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_BUSY, EXIT_UNREACHABLE = range(5)
 EXIT_UNSEEN, EXIT_REPAIRED = 6, 7
 _ANSWER_TIMEOUT_S = 10.0
+_EXTRA_COMMANDS = "tiergate.commands"
 
 _WIDTH_CHARS = 160
 """Of tables that go to a file or another program."""
 
 _SEARCH_TIMEOUT_S = 600.0
 """So long a node may look for checkpoints: large buckets take the origin many pages."""
+
+
+class Screen:
+    """Where a command of another package speaks."""
+
+    def say(self, text: str) -> None:
+        """A line to standard output."""
+        print(text, flush=True)
+
+    def complain(self, text: str) -> None:
+        """A line to standard error."""
+        _fail(EXIT_FAILED, text)
+
+    def shown(self, title: str, lines: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        """Hand on lines of progress, and show them: `done_count`, `done_bytes`, `total_count`, `total_bytes`,
+        `is_over`."""
+        return progress.shown(title, lines, self.say)
+
+
+class ExtraCommand(Protocol):
+    """A command of another package. Loading it must be quick and need nothing that is optional: `--help` does."""
+
+    help: str
+    """One line."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Say what it understands."""
+        ...
+
+    def run(self, options: argparse.Namespace, screen: Screen) -> int:
+        """Run it; returns the exit status.
+
+        Raises:
+            ConfigError: the command line or the environment is wrong.
+        """
+        ...
 
 
 class _UsageError(Exception):
@@ -75,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
-    options, unknown = _parser().parse_known_args(words)
+    options, unknown = _parser(words).parse_known_args(words)
     command = cast("Callable[[argparse.Namespace, list[str]], int] | None", getattr(options, "command", None))
     if command is None:
         raise _UsageError("a command is missing")
@@ -333,7 +373,7 @@ def _print_json(document: Mapping[str, Any]) -> None:
 
 
 # -- the command line
-def _parser() -> _Parser:
+def _parser(words: Sequence[str]) -> _Parser:
     parser = _Parser(prog="tiergate", description="An S3 gateway that keeps checkpoints in RAM.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"tiergate {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -385,7 +425,31 @@ def _parser() -> _Parser:
     for command, run in with_settings:
         command.set_defaults(command=run)
         _add_settings(command)
+    if not words or words[0] not in commands.choices:
+        for entry in sorted(entry_points(group=_EXTRA_COMMANDS), key=lambda each: each.name):
+            if entry.name not in commands.choices:
+                _add_extra(commands.add_parser, entry)
     return parser
+
+
+def _add_extra(add_parser: Callable[..., argparse.ArgumentParser], entry: EntryPoint) -> None:
+    try:
+        command: ExtraCommand = entry.load()
+    except Exception as error:  # whatever is wrong with another package, the commands of this one work
+        why = f"cannot be loaded from {entry.value}: {error!r}"
+        add_parser(entry.name, help=why.replace("%", "%%")).set_defaults(
+            command=lambda *_: _fail(EXIT_FAILED, f"{entry.name} {why}")
+        )
+        return
+    parser = add_parser(entry.name, help=command.help, description=command.help, allow_abbrev=False)
+    command.add_arguments(parser)
+
+    def run(options: argparse.Namespace, unknown: list[str]) -> int:
+        if unknown:
+            raise _UsageError(f"unrecognized arguments: {' '.join(unknown)}")
+        return command.run(options, Screen())
+
+    parser.set_defaults(command=run)
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
