@@ -28,6 +28,8 @@ SETTLED_S = 0.1
 """Longer than the steps in which a kernel keeps the times of files: who writes after that is seen to have written."""
 REOPENED_S = 0.5
 """How often is asked whether a file is still open for writing: its closing is not told."""
+LOG_DELAY_S = 1.0
+"""How long a log may go on before it is sent."""
 LOG_EVERY_S = 10.0
 """How often a log is sent at most."""
 LACKING_S = 1.0
@@ -193,6 +195,8 @@ class Plan:
                 file.why, file.is_open = "", False
                 if not file.is_log:
                     file.not_before_s = 0.0
+                elif not file.is_owed:
+                    file.not_before_s = max(file.not_before_s, ended_s + LOG_DELAY_S)
             file.sight, file.since_s, file.look = sight, ended_s, self._looks_count
             file.is_settled = False
 
