@@ -15,13 +15,17 @@ import torch
 from tests.adapters.conftest import BUCKET, Environment
 from tests.adapters.syncing import RunningSync, files_of, until
 from tests.conformance.gateway import checking_node
-from torch.distributed.checkpoint import FileSystemWriter, load, save
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import RunningNode
 from tiergate.testing.origins import MotoOrigin
 from tiergate.testing.rules import Answer, Cut, Gate, Hold
+from tiergate_adapters.sagemaker.agent import FolderSync, NotFlushedError
 from tiergate_adapters.sagemaker.folder import STAGE, is_written
+from tiergate_adapters.sagemaker.watching import Watcher
 
 Start = Callable[..., RunningSync]
 
@@ -292,7 +296,8 @@ def test_stock_dcp_saves_and_its_marker_comes_last_in_s3(
     behind.forget()
     state = {f"t{n}": torch.rand(200_000) for n in range(6)}
     for step in (1, 2):
-        save(state, storage_writer=FileSystemWriter(folder / f"step-{step}", single_file_per_rank=False))
+        writer = FileSystemWriter(folder / f"step-{step}", single_file_per_rank=False)
+        save(state, storage_writer=writer, no_dist=True)
     assert sync.stop() == 0, sync.said
     node.wait_settled()
     for proxy in (front, behind):
@@ -304,7 +309,7 @@ def test_stock_dcp_saves_and_its_marker_comes_last_in_s3(
     again = start("--no-follow", at=tmp_path / "again")
     assert again.wait() == 0
     loaded = {name: torch.zeros(200_000) for name in state}
-    load(loaded, checkpoint_id=tmp_path / "again" / "step-2")
+    load(loaded, checkpoint_id=tmp_path / "again" / "step-2", no_dist=True)
     assert all(torch.equal(loaded[name], state[name]) for name in state)
 
 
@@ -342,6 +347,53 @@ def test_folders_that_are_renamed_and_rotated_as_the_trainer_does(
     assert sync.stop() == 0
 
 
+TRAINER = """
+import sys, torch
+from transformers import Trainer, TrainingArguments
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def forward(self, x, labels=None):
+        y = self.layer(x)
+        return {"loss": ((y - labels) ** 2).mean(), "logits": y}
+data = [{"x": torch.rand(4), "labels": torch.rand(1)} for _ in range(32)]
+arguments = TrainingArguments(
+    sys.argv[1], max_steps=6, save_steps=2, save_total_limit=1, per_device_train_batch_size=1,
+    use_cpu=True, report_to=[], disable_tqdm=True, logging_strategy="no",
+)
+Trainer(Model(), arguments, train_dataset=data).train()
+"""
+
+
+def test_hugging_faces_trainer_saves_and_rotates(
+    start: Start,
+    folder: Path,
+    node: RunningNode,
+    front: FaultyOrigin,
+    behind: FaultyOrigin,
+    there: Callable[[], dict[str, bytes]],
+    prefix: str,
+    tmp_path: Path,
+) -> None:
+    folder.mkdir()
+    sync = start()
+    behind.forget()
+    done = subprocess.run([sys.executable, "-c", TRAINER, str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert sync.stop() == 0, sync.said
+    assert there() == files_of(folder)
+    assert {name.partition("/")[0] for name in files_of(folder)} == {"checkpoint-6"}
+    node.wait_settled()
+    for proxy in (front, behind):
+        order = [name for name in puts(proxy, prefix) if name.startswith("checkpoint-6/")]
+        assert len(order) == len(files_of(folder))
+        assert order[-1] == "checkpoint-6/trainer_state.json"
+    again = tmp_path / "again"
+    assert start("--no-follow", at=again).wait() == 0
+    assert files_of(again) == files_of(folder)
+
+
 def test_sigterm_sends_what_is_left(
     start: Start, folder: Path, front: FaultyOrigin, there: Callable[[], dict[str, bytes]]
 ) -> None:
@@ -362,10 +414,11 @@ def test_a_flush_that_cannot_end_says_what_is_left_where(
         file.write(b"12345")
         file.flush()
         write(folder, {"done.bin": b"x"})
+        until("the other", lambda: there() == {"done.bin": b"x"})
         assert sync.stop() == 5
     assert there() == {"done.bin": b"x"}
-    (line,) = sync.errors
-    assert line == f"tiergate: 1 change is in {folder} only, 5 bytes: 'open.bin' (it is open for writing)\n"
+    assert sync.errors[0] == "tiergate: ending: 1 changes are sent first, for 2 s at most\n"
+    assert sync.errors[1] == f"tiergate: 1 change is in {folder} only, 5 bytes: 'open.bin' (it is open for writing)\n"
 
 
 def test_a_second_signal_ends_the_flush(start: Start, folder: Path, front: FaultyOrigin) -> None:
@@ -376,7 +429,7 @@ def test_a_second_signal_ends_the_flush(start: Start, folder: Path, front: Fault
     write(folder, {"held": b"x"})
     until("it is on its way", lambda: front.seen("PutObject"))
     sync.process.terminate()
-    sync.process.terminate()
+    until("it flushes", lambda: any("ending: 1 changes" in line for line in sync.errors))
     assert sync.stop() == 5
     gate.release()
     assert "'held'" in sync.errors[-1]
@@ -556,6 +609,56 @@ def test_a_newer_file_here_is_sent_and_an_older_one_replaced(
     assert sync.wait() == 0
     assert "1 newer here" in sync.said
     assert files_of(other) == there() == {"older": b"old", "newer": b"NEW"}
+
+
+def test_markers_are_restored_last(start: Start, folder: Path, front: FaultyOrigin, s3: Any, prefix: str) -> None:
+    names = ["latest", "s/.metadata", *(f"s/__{n}_0.distcp" for n in range(10))]
+    for name in names:
+        s3.put_object(Bucket=BUCKET, Key=prefix + name, Body=b"x")
+    assert start("--no-follow").wait() == 0
+    order = [each.key.removeprefix(prefix) for each in front.seen("GetObject")]
+    assert sorted(order) == sorted(names)
+    assert order[-2:] == ["s/.metadata", "latest"]
+
+
+def test_once_ends_though_s3_refuses_something(
+    start: Start, folder: Path, front: FaultyOrigin, there: Callable[[], dict[str, bytes]], prefix: str
+) -> None:
+    write(folder, {"good": b"g", "bad": b"b"})
+    front.inject(Answer(403, "AccessDenied"), "PutObject", f"{prefix}bad", times=None)
+    sync = start("--once")
+    assert sync.wait() == 5
+    assert there() == {"good": b"g"}
+    assert any("'bad' cannot be sent: AccessDenied" in line for line in sync.errors), sync.said
+    assert "1 change is in" in sync.errors[-1]
+
+
+def test_within_a_program(
+    environment: Environment, uri: str, folder: Path, s3: Any, prefix: str, there: Callable[[], dict[str, bytes]]
+) -> None:
+    s3.put_object(Bucket=BUCKET, Key=f"{prefix}before", Body=b"b")
+    with FolderSync(folder, uri) as sync:
+        assert files_of(folder) == {"before": b"b"}
+        assert sync.restored.brought_count == 1
+        write(folder, {"s/x": b"x"})
+    assert there() == {"before": b"b", "s/x": b"x"}
+    (folder / "open").touch()
+    file = (folder / "open").open("wb")
+    said: list[str] = []
+    sync = FolderSync(folder, uri, flush_s=1.0, complain=said.append).__enter__()
+    with file, pytest.raises(NotFlushedError, match="'open' \\(it is open for writing\\)"):
+        sync.__exit__(None, None, None)
+    assert said == ["ending: 1 changes are sent first, for 1 s at most"]
+
+
+def test_a_watch_that_cannot_be_is_said_and_looks_go_on(tmp_path: Path) -> None:
+    said: list[str] = []
+    told = threading.Event()
+    watcher = Watcher(tmp_path / "gone", threading.Event(), told.set, said.append)
+    watcher.start()
+    assert told.wait(30)
+    assert not watcher.is_watching
+    assert "is looked at every second" in said[0]
 
 
 def test_many_files_at_once_outrun_the_notifications(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tiergate.checkpoints.markers import Markers
 from tiergate.errors import TiergateError
-from tiergate.model import ObjectName
+from tiergate.model import ObjectName, Role
 from tiergate_adapters.place import Place
 from tiergate_adapters.sagemaker import watching
 from tiergate_adapters.sagemaker.folder import Folder
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
+_LAST = (Role.MARKER, Role.POINTER)
 _LOG = logging.getLogger(__name__)
 
 LOGS = ("*tfevents*", "*.log")
@@ -109,10 +110,10 @@ class FolderSync:
         self._settle_s = settle_s
         self._flush_s = flush_s
         self._complain = _Complaints(complain)
-        role_of = Markers(lambda *_: markers, 1 << 62).role_of
+        self._markers = Markers(lambda *_: markers, 1 << 62)
         self._plan = Plan(
             place.key,
-            lambda key: role_of(ObjectName(place.bucket, key), 0),
+            self._role_of,
             lambda name: any(fnmatchcase(name.rpartition("/")[2], each) for each in logs),
             settle_s,
         )
@@ -134,14 +135,15 @@ class FolderSync:
         Raises:
             NotRestoredError: S3 refuses, the folder cannot be written, or it was called off.
         """
-        restoring = Restoring(self._store, self.folder, self._parallel, self._stopping, self._complain)
+        restoring = Restoring(self._store, self.folder, self._parallel, self._rank_of, self._stopping, self._complain)
         yield from restoring.run()
         self.restored = restoring.restored
         for name, sight in self.restored.known.items():
             self._plan.known(name, sight)
 
-    def follow(self) -> Left:
+    def follow(self, *, is_once: bool = False) -> Left:
         """Send and delete what changes until `stop` is called, then what is left, for so long as a flush may take.
+        `is_once`: until nothing is left, or nothing but what S3 refuses.
 
         Raises:
             FolderGoneError: the folder is no longer there; nothing was deleted for that.
@@ -152,7 +154,7 @@ class FolderSync:
         watcher = watching.Watcher(self.folder.path, over, lambda: self._events.put(None), self._complain)
         watcher.start()
         try:
-            return self._follow(watcher)
+            return self._follow(watcher, is_once)
         finally:
             over.set()
             for _ in range(self._parallel):
@@ -196,35 +198,40 @@ class FolderSync:
         if self._outcome is not None and self._outcome.count:
             raise NotFlushedError(left_text(self._outcome, self))
 
+    def _role_of(self, key: str) -> Role:
+        return self._markers.role_of(ObjectName(self.place.bucket, key), 0)
+
+    def _rank_of(self, name: str) -> int:
+        return _LAST.index(role) + 1 if (role := self._role_of(self.place.key(name))) in _LAST else 0
+
     # -- the loop
-    def _follow(self, watcher: watching.Watcher) -> Left:
-        look_at_s = looked_s = gap_s = flush_end_s = 0.0
-        is_flushing = is_looked = False
+    def _follow(self, watcher: watching.Watcher, is_once: bool) -> Left:
+        end_s = float("inf")
+        is_ending = is_told = False
+        look_at_s = looked_s = gap_s = 0.0
         while True:
-            if self._stopping.is_set() and not is_flushing:
-                is_flushing, is_looked = True, False
-                flush_end_s, look_at_s = now_s() + self._flush_s, 0.0
+            if (is_once or self._stopping.is_set()) and not is_ending:
+                is_ending, look_at_s = True, 0.0
                 self._plan.hurry()
-            began_s = now_s()
-            if began_s >= look_at_s:
+            if self._stopping.is_set():
+                end_s = min(end_s, now_s() + self._flush_s)
+            if (began_s := now_s()) >= look_at_s:
                 self._look(began_s)
-                is_looked = True
-                took_s = now_s() - began_s
-                gap_s = max(_GAP_S, 2 * took_s)
-                sweep_s = max(SWEEP_S if watcher.is_watching else BLIND_SWEEP_S, 20 * took_s)
                 looked_s = now_s()
-                look_at_s = looked_s + sweep_s
+                gap_s = max(_GAP_S, 2 * (looked_s - began_s))
+                look_at_s = looked_s + max(SWEEP_S if watcher.is_watching else BLIND_SWEEP_S, 10 * gap_s)
             self._start_due()
             look_s, task_s = self._plan.next_s(now_s())
             look_at_s = min(look_at_s, max(look_s, looked_s + gap_s))
-            if is_flushing:
-                is_over = is_looked and self._plan.is_done and not self._busy_count
-                if is_over or self._is_abandoned or now_s() >= flush_end_s:
+            if is_ending:
+                is_over = not self._busy_count and (self._plan.is_done or (is_once and self._plan.is_refused))
+                if is_over or self._is_abandoned or now_s() >= end_s:
                     return self._left()
-            wake_s = min(look_at_s, task_s, flush_end_s if is_flushing else look_at_s)
-            if self._away_until_s > now_s():
-                wake_s = min(wake_s, self._away_until_s)
-            if self._take(wake_s):
+            if end_s < float("inf") and not is_told:
+                is_told = True
+                self._complain(f"ending: {self._left().count} changes are sent first, for {self._flush_s:g} s at most")
+            back_s = self._away_until_s if self._away_until_s > now_s() else float("inf")
+            if self._take(min(look_at_s, task_s, end_s, back_s)):
                 look_at_s = min(look_at_s, looked_s + gap_s)
 
     def _take(self, until_s: float) -> bool:

@@ -109,9 +109,7 @@ def _run(sync: FolderSync, options: argparse.Namespace, screen: Screen) -> int:
     _tell_ready(options.ready_file, os.environ)
     if options.no_follow:
         return EXIT_OK
-    if options.once:
-        sync.stop()
-    left = sync.follow()
+    left = sync.follow(is_once=options.once)
     text = left_text(left, sync)
     if left.count:
         screen.complain(text)

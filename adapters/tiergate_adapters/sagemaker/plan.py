@@ -35,6 +35,7 @@ LOG_EVERY_S = 10.0
 LACKING_S = 1.0
 """How often is asked whether S3 has what another instance brings."""
 _BACKOFF_S = (0.5, 60.0)
+_REFUSED_COUNT = 4
 _TRIED_COUNT = 8
 
 
@@ -354,6 +355,11 @@ class Plan:
     def is_done(self) -> bool:
         """Whether S3 is owed nothing."""
         return not any(self._left())
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether S3 is owed only what has failed again and again."""
+        return all(each.failures_count >= _REFUSED_COUNT for each in self._left())
 
     def left(self) -> Iterator[tuple[str, int, str]]:
         """What S3 is owed: the name, its bytes, and why, "" where it was not its turn yet."""

@@ -45,15 +45,23 @@ class Restored:
 
 
 class Restoring:
-    """Once. `stop` calls it off; `complain` is told what is wrong."""
+    """Once. `rank_of`: objects of a higher rank come after all of a lower one. `stop` calls it off; `complain` is told
+    what is wrong."""
 
     def __init__(
-        self, store: Store, folder: Folder, parallel: int, stop: threading.Event, complain: Callable[[str], None]
+        self,
+        store: Store,
+        folder: Folder,
+        parallel: int,
+        rank_of: Callable[[str], int],
+        stop: threading.Event,
+        complain: Callable[[str], None],
     ) -> None:
         self.restored = Restored()
         self._store = store
         self._folder = folder
         self._parallel = parallel
+        self._rank_of = rank_of
         self._stop = stop
         self._complain = complain
         self._is_over = False
@@ -101,29 +109,41 @@ class Restoring:
     def _bring_all(self, objects: list[tuple[str, int]], look: Look) -> Iterator[Mapping[str, Any]]:
         total_bytes = sum(size_bytes for _, size_bytes in objects)
         done = {"done_count": 0, "done_bytes": 0, "total_count": len(objects), "total_bytes": total_bytes}
+        # Markers and pointers last: who looks at what a restore left that did not end is not told more than is there.
+        by_rank: dict[int, list[tuple[str, int]]] = {}
         for each in objects:
+            by_rank.setdefault(self._rank_of(each[0]), []).append(each)
+        for _, group in sorted(by_rank.items()):
+            for name, size_bytes, outcome in self._bring_group(group, look):
+                if name is not None:
+                    self._note(name, size_bytes, outcome)
+                    done["done_count"] += 1
+                    done["done_bytes"] += size_bytes
+                yield done | {"is_over": done["done_count"] == len(objects)}
+
+    def _bring_group(self, group: list[tuple[str, int]], look: Look) -> Iterator[tuple[str | None, int, Any]]:
+        """What came of each, in any order; None now and then while nothing comes."""
+        for each in group:
             self._tasks.put(each)
-        for _ in range(min(self._parallel, len(objects))):
+        for _ in range(min(self._parallel, len(group))):
             threading.Thread(target=self._work, args=(look,), name="tiergate-restore", daemon=True).start()
-        while done["done_count"] < len(objects):
+        left_count = len(group)
+        while left_count:
             try:
-                name, size_bytes, outcome = self._ended.get(timeout=_TELL_S)
+                yield self._ended.get(timeout=_TELL_S)
+                left_count -= 1
             except queue.Empty:
                 if self._stop.is_set():
                     raise NotRestoredError("it was called off") from None
-                yield done | {"is_over": False}
-                continue
-            if isinstance(outcome, ValueError):
-                self._complain(f"{name!r} stays in S3 only: {outcome}")
-            elif isinstance(outcome, Exception):
-                raise outcome
-            else:
-                self._note(name, size_bytes, *outcome)
-            done["done_count"] += 1
-            done["done_bytes"] += size_bytes
-            yield done | {"is_over": done["done_count"] == len(objects)}
+                yield None, 0, None
 
-    def _note(self, name: str, size_bytes: int, fate: Fate, sight: Sight | None) -> None:
+    def _note(self, name: str, size_bytes: int, outcome: Any) -> None:
+        if isinstance(outcome, ValueError):
+            self._complain(f"{name!r} stays in S3 only: {outcome}")
+            return
+        if isinstance(outcome, Exception):
+            raise outcome
+        fate, sight = outcome
         if sight is not None:
             self.restored.known[name] = sight
         if fate is Fate.BROUGHT:

@@ -59,7 +59,7 @@ class Watcher:
                 rust_timeout=_TIMEOUT_MS,
                 stop_event=self._over,
                 raise_interrupt=False,
-                ignore_permission_denied=True,
+                ignore_permission_denied=False,  # else watchfiles passes over a limit that is reached, too
             ):
                 self._notify()
         except Exception as error:  # whatever it is: the folder is still looked at
