@@ -168,8 +168,14 @@ def test_the_list_of_a_tiered_checkpoint_waits_for_the_shards_of_all_ranks() -> 
 
 def test_markers_of_one_folder_go_in_the_order_they_were_written() -> None:
     desk = Desk()
-    desk.write("s/model.safetensors.index.json", "s/.metadata", "s/__0_0.distcp")
+    desk.write("s/.metadata", "s/model.safetensors.index.json", "s/__0_0.distcp")
+    desk.look()
+    desk.write("s/.metadata")
     assert [name for _, name in desk.sync()] == ["s/__0_0.distcp", "s/model.safetensors.index.json", "s/.metadata"]
+    desk.write("s/.metadata", "s/model.safetensors.index.json")
+    desk.look()
+    desk.look()
+    assert desk.names() == ["s/.metadata"]
 
 
 def test_deletes_take_pointers_and_markers_first() -> None:
@@ -349,6 +355,13 @@ def test_a_list_that_names_what_is_nowhere_waits_and_is_asked_again() -> None:
     desk.plan.lacking(task, "s/__1_0.distcp", desk.now_s)
     assert desk.names() == []
     assert list(desk.plan.left()) == [("s/.metadata", 1, "it names s/__1_0.distcp, which is nowhere yet")]
+    assert not desk.plan.is_refused
+    for _ in range(3):
+        desk.now_s += LACKING_S
+        (task,) = desk.due()
+        desk.plan.lacking(task, "s/__1_0.distcp", desk.now_s)
+    assert desk.plan.is_refused
+    assert not desk.plan.is_done
     desk.now_s += LACKING_S
     assert desk.names() == ["s/.metadata"]
 

@@ -316,6 +316,7 @@ class Plan:
         file = self._files[task.name]
         self._end(file, f"it names {name}, which is nowhere yet")
         file.not_before_s = now_s + LACKING_S
+        file.failures_count += 1
 
     def failed(self, task: Task, why: str, now_s: float, again_s: float | None = None) -> None:
         """It failed; what was sent may have arrived all the same. `again_s`: when it may be tried again, where that
@@ -358,7 +359,7 @@ class Plan:
 
     @property
     def is_refused(self) -> bool:
-        """Whether S3 is owed only what has failed again and again."""
+        """Whether S3 is owed only what has failed, or lacked something, again and again."""
         return all(each.failures_count >= _REFUSED_COUNT for each in self._left())
 
     def left(self) -> Iterator[tuple[str, int, str]]:
