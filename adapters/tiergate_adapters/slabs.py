@@ -87,13 +87,14 @@ class Share:
 class Room:
     """A grant: room in the node's memory for one body, filled from its start. One thread at a time."""
 
-    def __init__(self, share: Share, grant: str, extents: Iterable[Extent]) -> None:
+    def __init__(self, share: Share, grant: str, extents: Iterable[Extent], size_bytes: int) -> None:
+        """`extents` may be longer than `size_bytes`, which is what was granted."""
         self.share = share
         self.grant = grant
-        self._views = share.fresh_views(extents)
+        self._views = cut(share.fresh_views(extents), 0, size_bytes)
         self._at = 0
         self._view = 0
-        self.size_bytes = sum(map(len, self._views))
+        self.size_bytes = size_bytes
         self.used_bytes = 0
 
     def write(self, data: memoryview) -> int:

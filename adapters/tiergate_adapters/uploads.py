@@ -182,8 +182,8 @@ class Upload:
             self._may_share = False
             self._route.note("memory", "the memory of the node cannot be shared, bytes are sent to it")
             return None
-        most_bytes = max(ROOM_BYTES[0], share.memory.slab_bytes // ROOM_SHARE)
-        query = {"x-tiergate-grant": "", "size": str(min(size_bytes, most_bytes))}
+        size_bytes = min(size_bytes, max(ROOM_BYTES[0], share.memory.slab_bytes // ROOM_SHARE))
+        query = {"x-tiergate-grant": "", "size": str(size_bytes)}
         try:
             reply = self._route.ask("POST", *self._names, query=query, headers={LEASE_HEADER: share.token})
         except (BotoCoreError, HTTPClientError) as error:
@@ -196,7 +196,7 @@ class Upload:
             return None
         extents = [(offset, length) for block in document["extents"] for offset, length in block]
         self._route.forget("memory")
-        self._grants.append(Room(share, document["grant"], extents))
+        self._grants.append(Room(share, document["grant"], extents, size_bytes))
         return self._grants[-1]
 
     def _refused(self, share: Share, code: str) -> None:

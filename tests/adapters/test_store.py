@@ -131,11 +131,17 @@ def test_large_bytes_go_through_memory_and_not_over_http(node: RunningNode, stor
     assert granted >= len(data)
 
 
-def test_length_said_before_takes_that_much_room(node: RunningNode, store: Store) -> None:
-    data = os.urandom(9 * MIB)
-    (before,) = moved(node, "memory_granted_bytes")
+def ingested(node: RunningNode) -> float:
+    return node.metric("tiergate_http_ingested_bytes_total")
+
+
+@pytest.mark.parametrize("more_bytes", [0, 1, 511])
+def test_length_said_before_takes_that_much_room(node: RunningNode, store: Store, more_bytes: int) -> None:
+    data = os.urandom(9 * MIB + more_bytes)
+    (before,), sent = moved(node, "memory_granted_bytes"), ingested(node)
     writer = written(store, "x", data, size_bytes=len(data))
     assert moved(node, "memory_granted_bytes") == [before + len(data)]
+    assert ingested(node) - sent == len(data), "it was taken once"
     assert writer.ack == "memory:1"
     assert body_of(node.client(), BUCKET, store.place.key("x")) == data
 
@@ -195,7 +201,7 @@ def grant_of(store: Store, name: str, size_bytes: int) -> tuple[slabs.Room, dict
     query, headers = {"x-tiergate-grant": "", "size": str(size_bytes)}, {"x-tiergate-lease": share.token}
     document = ask(store, "POST", BUCKET, store.place.key(name), query=query, headers=headers).document()
     extents = [tuple(extent) for block in document["extents"] for extent in block]
-    return slabs.Room(share, document["grant"], extents), headers | {"x-tiergate-body": document["grant"]}
+    return slabs.Room(share, document["grant"], extents, size_bytes), headers | {"x-tiergate-body": document["grant"]}
 
 
 @pytest.mark.semantics("P5.10")
@@ -328,6 +334,14 @@ def test_restart_of_the_node_in_the_middle_changes_nothing(node: RunningNode, st
     assert body_of(node.client(), BUCKET, store.place.key("x")) == data
 
 
+def test_length_said_wrong_is_no_error(node: RunningNode, store: Store) -> None:
+    data = os.urandom(21 * MIB + 5)
+    written(store, "longer", data, size_bytes=3 * MIB)
+    written(store, "shorter", data[: 2 * MIB], size_bytes=9 * MIB)
+    assert body_of(node.client(), BUCKET, store.place.key("longer")) == data
+    assert body_of(node.client(), BUCKET, store.place.key("shorter")) == data[: 2 * MIB]
+
+
 def test_no_room_is_no_error(node: RunningNode, store: Store, caplog: pytest.LogCaptureFixture) -> None:
     held = []
     while True:
@@ -394,7 +408,7 @@ def write_one(store: Store, name: str) -> str:
 def test_store_goes_with_its_process(node: RunningNode, store: Store, how: str) -> None:
     token = write_one(store, "here")
     share = store.route.share()
-    context = multiprocessing.get_context(how)
+    context: Any = multiprocessing.get_context(how)
     if how == "fork":
         receiving, sending = context.Pipe(duplex=False)
         process = context.Process(target=lambda: sending.send(write_one(store, "there")))
