@@ -103,12 +103,14 @@ def ask(store: Store, *words: str, **more: Any) -> Any:
 
 
 def moved(node: RunningNode, *names: str) -> list[float]:
-    return [node.metric(f"tiergate_{name}_total") for name in names]
+    return [node.metric(f"tiergate_{name}") for name in names]
 
 
 def test_large_bytes_go_through_memory_and_not_over_http(node: RunningNode, store: Store) -> None:
     data = os.urandom(21 * MIB + 7)
-    before = moved(node, "memory_grants", "memory_granted_bytes", "read_mapped", "read_mapped_bytes")
+    before = moved(
+        node, "memory_grants_total", "memory_granted_bytes_total", "read_mapped_total", "read_mapped_bytes_total"
+    )
     written(store, "x", data, piece_bytes=3 * MIB + 1)
     with store.open("x") as reader:
         assert b"".join(map(bytes, reader.views(5, len(data)))) == data[5:]
@@ -122,7 +124,13 @@ def test_large_bytes_go_through_memory_and_not_over_http(node: RunningNode, stor
     grants, granted, maps, mapped = (
         now - old
         for now, old in zip(
-            moved(node, "memory_grants", "memory_granted_bytes", "read_mapped", "read_mapped_bytes"),
+            moved(
+                node,
+                "memory_grants_total",
+                "memory_granted_bytes_total",
+                "read_mapped_total",
+                "read_mapped_bytes_total",
+            ),
             before,
             strict=True,
         )
@@ -138,9 +146,9 @@ def ingested(node: RunningNode) -> float:
 @pytest.mark.parametrize("more_bytes", [0, 1, 511])
 def test_length_said_before_takes_that_much_room(node: RunningNode, store: Store, more_bytes: int) -> None:
     data = os.urandom(9 * MIB + more_bytes)
-    (before,), sent = moved(node, "memory_granted_bytes"), ingested(node)
+    (before,), sent = moved(node, "memory_granted_bytes_total"), ingested(node)
     writer = written(store, "x", data, size_bytes=len(data))
-    assert moved(node, "memory_granted_bytes") == [before + len(data)]
+    assert moved(node, "memory_granted_bytes_total") == [before + len(data)]
     assert ingested(node) - sent == len(data), "it was taken once"
     assert writer.ack == "memory:1"
     assert body_of(node.client(), BUCKET, store.place.key("x")) == data
@@ -156,7 +164,7 @@ def test_object_of_several_parts_that_a_stock_client_wrote_is_mapped(node: Runni
     ]
     client.complete_multipart_upload(**upload, MultipartUpload={"Parts": listed})
     data = b"".join(parts)
-    (before,) = moved(node, "read_mapped")
+    (before,) = moved(node, "read_mapped_total")
     with store.open("x") as reader:
         assert bytes(reader.range(0, len(data))) == data
         assert bytes(reader.range(5 * MIB - 2, 10 * MIB + 10)) == data[5 * MIB - 2 : 10 * MIB + 10]
@@ -164,7 +172,7 @@ def test_object_of_several_parts_that_a_stock_client_wrote_is_mapped(node: Runni
         node.wait_settled()
         client.put_object(**named, Body=b"new")
         assert bytes(reader.range(0, len(data))) == data, "what is pinned stays"
-    assert moved(node, "read_mapped") == [before + 1]
+    assert moved(node, "read_mapped_total") == [before + 1]
     node.wait_until("it is let go of", lambda: figures(node)["pinned_bytes"] == 0)
 
 
@@ -227,7 +235,7 @@ def checksum(data: bytes, algorithm: str) -> str:
     return found.digest_base64()
 
 
-@pytest.mark.semantics("P13.8")
+@pytest.mark.semantics("P13.10")
 def test_grant_is_refused_to_all_but_its_own(node: RunningNode, store: Store) -> None:
     room, headers = grant_of(store, "x", 2 * MIB)
     room.write(memoryview(b"x" * MIB))
@@ -387,9 +395,9 @@ def test_versioned_bucket_is_written_through_from_memory(origin: MotoOrigin, nod
     direct.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
     data = os.urandom(9 * MIB)
     versioned = store.at(Place(bucket, ""))
-    (before,) = moved(node, "memory_grants")
+    (before,) = moved(node, "memory_grants_total")
     assert written(versioned, "x", data).ack == "origin"
-    assert moved(node, "memory_grants") == [before + 1]
+    assert moved(node, "memory_grants_total") == [before + 1]
     assert body_of(direct, bucket, "x") == data
     assert len(direct.list_object_versions(Bucket=bucket)["Versions"]) == 1
     direct.close()
@@ -448,6 +456,7 @@ def impatient(store: Store, **more: Any) -> Store:
     return Store(store.place, route=route, **more)
 
 
+@pytest.mark.semantics("P12.8")
 def test_gateway_gone_in_the_middle_writes_go_to_s3_and_reads_say_so(
     origin: MotoOrigin, node: RunningNode, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,8 +5,8 @@
 In each round, in turns: a copy of the pieces into warm shared memory (`copy`); the same pieces through
 `tiergate_adapters.store.ObjectWriter` into a warm node (`slabs`), through the same writer over HTTP (`http`), and with
 boto3 (`boto3`: one upload in parts of 64 MiB); then the object read back whole: mapped (`map`), and with boto3 (`get`).
-The sets stay in memory by policy, so no write-back runs beside. Figures are seconds; the ratios are of the smallest over
-all rounds. A table goes to stderr, one line of JSON to stdout.
+The sets stay in memory by policy, so no write-back runs beside. Figures are seconds; the ratios are of the smallest
+over all rounds. A table goes to stderr, one line of JSON to stdout.
 """
 
 import argparse
@@ -39,9 +39,9 @@ class Target:
     """Warm shared memory, to copy into."""
 
     def __init__(self, size_bytes: int) -> None:
-        self._file = tempfile.TemporaryFile(dir="/dev/shm")
-        os.posix_fallocate(self._file.fileno(), 0, size_bytes)
-        self._map = mmap.mmap(self._file.fileno(), size_bytes)
+        with tempfile.TemporaryFile(dir="/dev/shm") as file:
+            os.posix_fallocate(file.fileno(), 0, size_bytes)
+            self._map = mmap.mmap(file.fileno(), size_bytes)
         self._map.madvise(POPULATE_WRITE)
         self.array = numpy.frombuffer(self._map, numpy.uint8)
 
@@ -67,12 +67,12 @@ def main() -> None:
             steps = steps_of(pieces, Target(size_bytes), size_bytes)
             for index in range(words.rounds + 1):
                 row = {name: timed(step) for name, step in steps.items()}
-                print(f"round {index}:", *(f"{name} {took:.3f}" for name, took in row.items()), file=sys.stderr)
+                sys.stderr.write(f"round {index}: {' '.join(f'{name} {took:.3f}' for name, took in row.items())}\n")
                 rows += [row] if index else []  # The first one meets cold pages.
     best = {name: min(row[name] for row in rows) for name in rows[0]}
     ratios = {name: round(took / best["copy"], 2) for name, took in best.items()}
-    print("ratios to copy:", ratios, file=sys.stderr)
-    print(json.dumps({"best_s": best, "ratios": ratios}))
+    sys.stderr.write(f"ratios to copy: {ratios}\n")
+    sys.stdout.write(json.dumps({"best_s": best, "ratios": ratios}) + "\n")
 
 
 def steps_of(pieces: list[memoryview], target: Target, size_bytes: int) -> dict[str, Callable[[], None]]:
