@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -79,7 +80,7 @@ class Node:
     region: str
 
 
-@dataclass
+@dataclass(eq=False)
 class Route:
     """The tiers of a store, and which of them answer. Thread-safe; picklable: connections are made anew."""
 
@@ -94,13 +95,13 @@ class Route:
     _endpoint: Endpoint | None = field(default=None, repr=False)
     _looked: bool = False
     _noted: set[str] = field(default_factory=set, repr=False)
-    _pid: int = field(default_factory=os.getpid, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def __post_init__(self) -> None:
         named = os.environ.get(ENDPOINTS_VARIABLE, "")
         self.endpoints = self.endpoints or tuple(each.strip() for each in named.split(",") if each.strip())
         self.origin = self.origin if self.origin is not None else os.environ.get(ORIGIN_VARIABLE)
+        _routes.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Route, (self.endpoints, self.origin, self.persist, self.attempts_count, self.node)
@@ -123,7 +124,6 @@ class Route:
     def client(self, tier: Tier = GATEWAY) -> Any:
         """The S3 client of a tier, thread-safe."""
         with self._lock:
-            self._after_fork()
             if tier not in self._clients:
                 self._clients[tier] = self._client_of(tier)
             return self._clients[tier]
@@ -147,10 +147,11 @@ class Route:
         if request.method in ("PUT", "POST"):
             request.headers[PERSIST_HEADER] = self.persist
 
-    def _after_fork(self) -> None:
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            self._clients, self._down, self._endpoint, self._looked = {}, {}, None, False
+    def renew(self) -> None:
+        """In a child that was forked: connections are its parent's, and a thread that it does not have may hold the
+        lock."""
+        self._lock = threading.RLock()
+        self._clients, self._down, self._endpoint, self._looked = {}, {}, None, False
 
     # -- the node on this machine
 
@@ -173,7 +174,6 @@ class Route:
         """Ask the gateway who it is, unless it said so already. What is no gateway, and who does not answer, is not
         asked by each object anew."""
         with self._lock:
-            self._after_fork()
             host = urlsplit(self.client().meta.endpoint_url).hostname or ""
             if (self._looked and not again) or host.endswith("amazonaws.com") or self.is_down(GATEWAY):
                 return
@@ -269,6 +269,17 @@ class Route:
             self.note_up(tier)
             return found
         raise UnreachableError(f"{what}: {', '.join(failures) or 'nobody is known who could be asked'}{why}") from last
+
+
+_routes: weakref.WeakSet[Route] = weakref.WeakSet()
+
+
+def _renew_all() -> None:
+    for route in list(_routes):
+        route.renew()
+
+
+os.register_at_fork(after_in_child=_renew_all)
 
 
 def is_unreachable(error: BaseException) -> bool:

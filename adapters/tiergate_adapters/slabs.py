@@ -56,6 +56,8 @@ class Share:
         OSError, ValueError: it cannot be mapped.
         """
         self.memory = memory
+        self.unsaid: list[tuple[str, str]] = []
+        """Pins (body, name) that are needed no more, which the node could not be told."""
         self._slabs = SlabFile(Path(memory.slabs), memory.slab_bytes, made=True)
         self._lease = ProcessLease.acquire(Path(memory.leases))
 
@@ -87,10 +89,11 @@ class Share:
 class Room:
     """A grant: room in the node's memory for one body, filled from its start. One thread at a time."""
 
-    def __init__(self, share: Share, grant: str, extents: Iterable[Extent], size_bytes: int) -> None:
-        """`extents` may be longer than `size_bytes`, which is what was granted."""
+    def __init__(self, share: Share, grant: str, extents: Iterable[Extent], size_bytes: int, tag: str) -> None:
+        """`extents` may be longer than `size_bytes`, which is what was granted. `tag` is what it is let go of by."""
         self.share = share
         self.grant = grant
+        self.tag = tag
         self._views = cut(share.fresh_views(extents), 0, size_bytes)
         self._at = 0
         self._view = 0

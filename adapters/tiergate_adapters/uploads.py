@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import secrets
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -41,11 +42,13 @@ PART_BYTES = 64 << 20
 SENDING_COUNT = 2
 """Parts that are being sent while the next one is filled."""
 
+UNSAID_COUNT = 4096
+"""So many things that a node could not be told are told it later."""
+
 LEASE_HEADER = "x-tiergate-lease"
 BODY_HEADER = "x-tiergate-body"
 SIZE_HEADER = "x-tiergate-size"
 ACK_HEADER = "x-tiergate-ack"
-GRANT_TAG = "grant"
 
 
 class HeapRoom:
@@ -132,6 +135,7 @@ class Upload:
         self._parts: list[SentPart] = []
         self._room: Room | HeapRoom = HeapRoom(SMALL_BYTES)
         self._grants: list[Room] = []
+        self._tags: list[tuple[Share, str]] = []
         self._share: Share | None = None
         self._may_share = True
         self._at_s3 = False
@@ -183,7 +187,9 @@ class Upload:
             self._route.note("memory", "the memory of the node cannot be shared, bytes are sent to it")
             return None
         size_bytes = min(size_bytes, max(ROOM_BYTES[0], share.memory.slab_bytes // ROOM_SHARE))
-        query = {"x-tiergate-grant": "", "size": str(size_bytes)}
+        tag = secrets.token_hex(8)
+        self._tags.append((share, tag))  # At once: the answer may be lost.
+        query = {"x-tiergate-grant": tag, "size": str(size_bytes)}
         try:
             reply = self._route.ask("POST", *self._names, query=query, headers={LEASE_HEADER: share.token})
         except (BotoCoreError, HTTPClientError) as error:
@@ -196,7 +202,7 @@ class Upload:
             return None
         extents = [(offset, length) for block in document["extents"] for offset, length in block]
         self._route.forget("memory")
-        self._grants.append(Room(share, document["grant"], extents, size_bytes))
+        self._grants.append(Room(share, document["grant"], extents, size_bytes, tag))
         return self._grants[-1]
 
     def _refused(self, share: Share, code: str) -> None:
@@ -396,17 +402,17 @@ class Upload:
 
     def _let_go(self, *, acknowledged_only: bool = False) -> None:
         """Give up the room that was had, as well as it goes: what is left goes with this process."""
-        sent = {id(part.room): part for part in self._parts}
-        going = []
-        for room in self._grants:
-            part = sent.get(id(room))
-            if acknowledged_only and (part is None or not part.done.done() or part.done.exception()):
-                continue
-            if part is not None:
+        kept: set[str] = set()
+        for part in self._parts:
+            if acknowledged_only and (not part.done.done() or part.done.exception()):
+                kept |= {part.room.tag} if isinstance(part.room, Room) else set()
+            elif isinstance(part.room, Room):
                 part.room = None
-            going.append(room)
-        self._grants = [room for room in self._grants if room not in going]
-        release(self._route, [(room.share, room.grant, GRANT_TAG) for room in going])
+        if acknowledged_only and isinstance(self._room, Room):
+            kept.add(self._room.tag)
+        going = [(share, "", tag) for share, tag in self._tags if tag not in kept]
+        self._tags = [(share, tag) for share, tag in self._tags if tag in kept]
+        release(self._route, going)
 
 
 def ack_of(answer: Any) -> str:
@@ -431,14 +437,17 @@ def release(route: Route, pins: Sequence[tuple[Share, str, str]]) -> None:
     for share, body_uid, tag in pins:
         by_share.setdefault(id(share), (share, []))[1].append((body_uid, tag))
     for share, named in by_share.values():
-        senders().submit(_released, route, share.token, named)
+        senders().submit(_released, route, share, named)
 
 
-def _released(route: Route, token: str, pins: Sequence[tuple[str, str]]) -> None:
+def _released(route: Route, share: Share, pins: Sequence[tuple[str, str]]) -> None:
+    unsaid, share.unsaid = share.unsaid, []
+    pins = [*unsaid, *pins]
     body = json.dumps({"pins": pins}).encode()
     try:
-        route.ask("POST", query={"x-tiergate-release": ""}, headers={LEASE_HEADER: token}, body=body)
+        route.ask("POST", query={"x-tiergate-release": ""}, headers={LEASE_HEADER: share.token}, body=body)
     except (BotoCoreError, HTTPClientError) as error:
+        share.unsaid = [*share.unsaid, *pins][-UNSAID_COUNT:]
         log.info("the node was not told what is needed no more: %s", error)
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def environment(node: RunningNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 @pytest.fixture
 def store(request: pytest.FixtureRequest) -> Store:
-    return Store(Place(BUCKET, f"{request.node.name}/"))
+    return Store(Place(BUCKET, f"{sha256(request.node.name.encode()).hexdigest()[:16]}/"))
 
 
 def figures(node: RunningNode) -> dict[str, int]:
@@ -209,7 +210,9 @@ def grant_of(store: Store, name: str, size_bytes: int) -> tuple[slabs.Room, dict
     query, headers = {"x-tiergate-grant": "", "size": str(size_bytes)}, {"x-tiergate-lease": share.token}
     document = ask(store, "POST", BUCKET, store.place.key(name), query=query, headers=headers).document()
     extents = [tuple(extent) for block in document["extents"] for extent in block]
-    return slabs.Room(share, document["grant"], extents, size_bytes), headers | {"x-tiergate-body": document["grant"]}
+    return slabs.Room(share, document["grant"], extents, size_bytes, "grant"), headers | {
+        "x-tiergate-body": document["grant"]
+    }
 
 
 @pytest.mark.semantics("P5.10")
@@ -321,14 +324,11 @@ def test_memory_of_a_killed_process_is_given_back(node: RunningNode, store: Stor
 
 def test_death_of_the_worker_before_a_body_is_taken_loses_nothing(node: RunningNode, store: Store) -> None:
     data = os.urandom(21 * MIB)
-    for index in range(2):
-        with store.create(f"x{index}") as writer:
-            writer.write(data)
-            for worker in range(2):
-                node.kill9("worker", worker)
-    client = node.client()
-    for index in range(2):
-        assert body_of(client, BUCKET, store.place.key(f"x{index}")) == data
+    with store.create("x") as writer:
+        writer.write(data)
+        for worker in range(2):
+            node.kill9("worker", worker)
+    assert body_of(node.client(), BUCKET, store.place.key("x")) == data
     node.wait_until("it is let go of", lambda: figures(node)["receiving_bytes"] == 0)
 
 
@@ -340,6 +340,16 @@ def test_restart_of_the_node_in_the_middle_changes_nothing(node: RunningNode, st
         node.start()
         writer.write(data[20 * MIB :])
     assert body_of(node.client(), BUCKET, store.place.key("x")) == data
+
+
+@pytest.mark.parametrize("name", ["a b+c/ü%41&=?#.distcp", "..//.", "~*'()"])
+def test_names_of_any_kind(node: RunningNode, store: Store, name: str) -> None:
+    data = os.urandom(2 * MIB)
+    written(store, name, data)
+    assert body_of(node.client(), BUCKET, store.place.key(name)) == data
+    with store.open(name) as reader:
+        assert bytes(reader.range(5, MIB + 7)) == data[5 : MIB + 7]
+    assert store.names() == [name]
 
 
 def test_length_said_wrong_is_no_error(node: RunningNode, store: Store) -> None:

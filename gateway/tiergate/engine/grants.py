@@ -20,6 +20,7 @@ from tiergate.engine.granted import GrantedBody
 from tiergate.engine.intake import Intake
 from tiergate.engine.rooms import Rooms
 from tiergate.errors import MemoryFullError, RequestError
+from tiergate.memory.sharing import GRANT_TAG
 from tiergate.model import BLOCK_BYTES, Body, ObjectName, Version, new_uid
 
 LEASE_HEADER = "x-tiergate-lease"
@@ -53,6 +54,7 @@ class Grants:
 
     async def grant(self, call: Call) -> Answer:
         """`POST /bucket/key?x-tiergate-grant&size=N`: room for a body of N bytes of this key, as a PutObject gets it.
+        The process may give a name by which it lets go of it (`x-tiergate-grant=NAME`).
 
         Raises:
             RequestError: InvalidLease, InvalidArgument, EntityTooLarge, NoSuchBucket.
@@ -71,6 +73,7 @@ class Grants:
             purpose_of(call.name),
             self._intake.group_of(call.name),
             GRANTS_COUNT,
+            call.query("x-tiergate-grant") or GRANT_TAG,
         )
         try:
             granting = begin()
@@ -109,8 +112,8 @@ class Grants:
             granted.close()
 
     async def release(self, call: Call) -> Answer:
-        """`POST /?x-tiergate-release` with {"pins": [[body, pin], ...]}: the process needs them no more; grants that
-        were not used are given back.
+        """`POST /?x-tiergate-release` with {"pins": [[body, name], ...]}: the process needs them no more; grants that
+        were not used are given back. An empty body stands for all of that name.
 
         Raises:
             RequestError: InvalidLease, InvalidArgument.

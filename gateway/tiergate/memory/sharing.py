@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tiergate.memory.store import Store
 
 GRANT_TAG = "grant"
-"""Names the pin that comes with a grant."""
+"""Names the pin that comes with a grant, where its process gives it no other name."""
 
 BATCH_BLOCKS = 16
 """Blocks of a grant that are laid out in one transaction."""
@@ -49,10 +49,11 @@ _TAG = re.compile(r"[0-9a-z]{1,32}")
 class Granting:
     """A grant that is being laid out, in steps. Made by `Sharing.begin_grant`."""
 
-    def __init__(self, store: Store, shape: Body, token: bytes) -> None:
+    def __init__(self, store: Store, shape: Body, token: bytes, pinner: bytes) -> None:
         self._store = store
         self._shape = shape
         self._token = token
+        self._pinner = pinner
         self.blocks: list[list[Extent]] = []
         """The extents of each block so far."""
 
@@ -84,8 +85,8 @@ class Granting:
 
     def abort(self) -> None:
         """Give it back."""
-        uid, token = self._shape.uid.encode(), self._token
-        self._store.change(lambda inventory: inventory.let_go(uid, token, pinner_of(token.decode(), GRANT_TAG)))
+        uid = self._shape.uid.encode()
+        self._store.change(lambda inventory: inventory.let_go(uid, self._token, self._pinner))
 
 
 class Granted:
@@ -205,17 +206,24 @@ class Sharing:
             raise RequestError("InvalidLease", "The lease is not that of a living process on this node's machine.")
 
     def begin_grant(
-        self, body_uid: str, size_bytes: int, token: str, purpose: str, group: int | None, limit_count: int
+        self,
+        body_uid: str,
+        size_bytes: int,
+        token: str,
+        purpose: str,
+        group: int | None,
+        limit_count: int,
+        tag: str = GRANT_TAG,
     ) -> Granting:
         """Promise a process room for a body of `size_bytes`, for `purpose` alone; it is to be laid out then. `group` as
-        for `Memory.receive`.
+        for `Memory.receive`; `tag` names the pin that comes with it.
 
         Raises:
             MemoryFullError: there is no room; nothing was reserved or evicted.
             OverloadedError: it has `limit_count` open grants already.
         """
         uid, owner = name_bytes(body_uid), token.encode()
-        pinner = pinner_of(token, GRANT_TAG)
+        pinner = pinner_of(token, tag)
 
         def begin(inventory: Inventory) -> bool:
             if inventory.grants_count(owner) >= limit_count:
@@ -225,7 +233,7 @@ class Sharing:
 
         if not self._store.change(begin):
             raise OverloadedError("too many open grants", limit_count=limit_count)
-        return Granting(self._store, Body(body_uid, size_bytes), owner)
+        return Granting(self._store, Body(body_uid, size_bytes), owner, pinner)
 
     def granted(self, body_uid: str, token: str, purpose: str, size_bytes: int | None) -> Granted:
         """A grant that is about to be used, of which `size_bytes` (None: all) are the body. It stays readable until it
@@ -302,13 +310,18 @@ class Sharing:
         return found
 
     def release(self, token: str, pins: Sequence[tuple[str, str]]) -> int:
-        """Let go of pins (body, tag) of a process, and of the grants they came with; how many there were.
+        """Let go of pins (body, tag) of a process, and of the grants they came with; how many there were. Without a
+        body: of all of that tag, so that a process can give back what it asked for and was never told of.
 
         Raises:
             RequestError: InvalidArgument: a tag or a body's name is none.
         """
         owner = token.encode()
         named = [(body_uid.encode(), pinner_of(token, tag)) for body_uid, tag in pins]
+        wanted = {pinner for uid, pinner in named if not uid}
+        with self._store.read() as txn:
+            held = [split_pair(key) for key, _ in scan(txn, self._store.tables.pins, b"")] if wanted else []
+        named = [(uid, pinner) for uid, pinner in named if uid] + [each for each in held if each[1] in wanted]
         return self._store.change(lambda inventory: sum(inventory.let_go(uid, owner, pin) for uid, pin in named))
 
 

@@ -181,6 +181,23 @@ def test_grant_that_is_not_used_is_given_back(memory: Memory, guest: Memory) -> 
     assert audit(memory.store) == []
 
 
+def test_what_a_process_was_never_told_of_is_given_back_by_its_name(memory: Memory, guest: Memory) -> None:
+    before = memory.stats()
+    stranger = memory.share()
+    for uid, owner, tag in (("a", guest, "t1"), ("b", guest, "t1"), ("c", guest, "t2"), ("d", stranger, "t1")):
+        granting = memory.sharing.begin_grant(uid, BLOCK, owner.token, PURPOSE, None, 8, tag)
+        for _ in granting.steps():
+            pass
+    assert memory.sharing.release(guest.token, [("", "t1")]) == 2
+    assert not memory.is_known("a")
+    assert not memory.is_known("b")
+    assert memory.is_known("c")
+    assert memory.is_known("d")
+    assert memory.sharing.release(guest.token, [("", "t2"), ("", "t3")]) == 1
+    assert memory.sharing.release(stranger.token, [("", "t1")]) == 1
+    assert same(memory.stats(), before)
+
+
 def test_use_of_a_grant_is_refused_to_all_but_its_own(memory: Memory, guest: Memory) -> None:
     grant(memory, guest, "b", BLOCK)
     stranger = memory.share()
