@@ -47,6 +47,7 @@ DOWN_S = 10.0
 """So long nobody asks again who did not answer."""
 
 NOT_IMPLEMENTED = 501
+ACKNOWLEDGED_COUNT = 8192
 
 T = TypeVar("T")
 
@@ -93,6 +94,7 @@ class Route:
     _clients: dict[Tier, Any] = field(default_factory=dict, repr=False)
     _down: dict[Tier, float] = field(default_factory=dict, repr=False)
     _endpoint: Endpoint | None = field(default=None, repr=False)
+    _acknowledged: dict[tuple[str, str], int] = field(default_factory=dict, repr=False)
     _looked: bool = False
     _noted: set[str] = field(default_factory=set, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
@@ -187,6 +189,21 @@ class Route:
                 origin = found["origin"]
                 memory = Memory.of(found["memory"])
                 self.node = Node(found["node"], memory, tuple(found["peers"]), origin["endpoint"], origin["region"])
+
+    # -- what gateways acknowledged to this process
+
+    def note_acknowledged(self, bucket: str, key: str, size_bytes: int) -> None:
+        """A gateway has an object, which S3 may not have yet. The last some thousand are remembered."""
+        with self._lock:
+            self._acknowledged.pop((bucket, key), None)
+            self._acknowledged[(bucket, key)] = size_bytes
+            if len(self._acknowledged) > ACKNOWLEDGED_COUNT:
+                del self._acknowledged[next(iter(self._acknowledged))]
+
+    def acknowledged(self, bucket: str) -> dict[str, int]:
+        """The keys of a bucket that are remembered, with their lengths."""
+        with self._lock:
+            return {key: size_bytes for (named, key), size_bytes in self._acknowledged.items() if named == bucket}
 
     # -- asking
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
+from tiergate_adapters.lacking import lacking, speaks_for_others
 from tiergate_adapters.route import PERSIST_HEADER, UnreachableError, is_unreachable, log
 from tiergate_adapters.slabs import Room, Share, copy, cut, drop_share
 
@@ -130,6 +131,7 @@ class Upload:
         self._route = route
         self._named = {"Bucket": bucket, "Key": key}
         self._metadata = dict(metadata)
+        self._is_marker = speaks_for_others(bucket, key)
         self._size_bytes = size_bytes
         self._upload_id = ""
         self._parts: list[SentPart] = []
@@ -139,6 +141,7 @@ class Upload:
         self._share: Share | None = None
         self._may_share = True
         self._at_s3 = False
+        self._written_bytes = 0
         self._pid = os.getpid()
         self.etag = ""
         self.ack = ""
@@ -153,6 +156,7 @@ class Upload:
         """
         if self._pid != os.getpid():
             raise RuntimeError("an object is written by the process that began it")
+        self._written_bytes += len(data)
         while len(data):
             data = data[self._room.write(data) :]
             if len(data):
@@ -242,7 +246,7 @@ class Upload:
         if failed is not None:
             self._move(failed)
         for part in self._parts:
-            if part.done.done() and isinstance(part.room, HeapRoom):
+            if part.done.done() and isinstance(part.room, HeapRoom) and not self._is_marker:
                 part.room = None  # It is acknowledged. What is in the node's memory stays: it costs nothing more.
 
     def _begin(self) -> None:
@@ -345,8 +349,13 @@ class Upload:
         """
         if not self._parts:
             self.etag = self._put_whole()
-            self._let_go()
-            return
+        else:
+            self._finish_parts()
+        if self.ack:
+            self._route.note_acknowledged(*self._names, self._written_bytes)
+        self._let_go()
+
+    def _finish_parts(self) -> None:
         if self._room.used_bytes:
             self._send(self._room)
         try:
@@ -354,7 +363,6 @@ class Upload:
         except Exception as error:
             self._move(error)
             self.etag = self._completed()
-        self._let_go()
 
     def _put_whole(self) -> str:
         room = self._room
@@ -376,11 +384,14 @@ class Upload:
                 raise
             log.info("s3://%s/%s goes to S3 itself: no gateway answers", *self._names)
             self._at_s3 = True
+            self._check_marker()
             found = self._call("it is put", put)
         return found
 
     def _completed(self) -> str:
         listed = [{"PartNumber": part.number, "ETag": part.done.result()} for part in self._parts]
+        if self._at_s3:
+            self._check_marker()
 
         def complete(client: Any) -> str:
             answer = client.complete_multipart_upload(
@@ -392,6 +403,25 @@ class Upload:
 
         found: str = self._call("it is completed", complete)
         return found
+
+    def _check_marker(self) -> None:
+        """Before an object appears in S3 past the gateways, which would hold a marker back until its set is there.
+
+        Raises:
+            UnreachableError: it speaks for objects that S3 lacks: those are still a gateway's to bring there.
+        """
+        if not self._is_marker:
+            return
+        rooms = [part.room for part in self._parts] or [self._room]
+        body = b"".join(bytes(view) for room in rooms if room is not None for view in room.views())
+        known = self._route.acknowledged(self._named["Bucket"])
+        missing = self._route.at_s3("its set is looked at", lambda client: lacking(client, *self._names, body, known))
+        if missing:
+            where = f"s3://{self._named['Bucket']}/{self._named['Key']}"
+            raise UnreachableError(
+                f"{where} is not put into S3 while no gateway answers: S3 lacks {missing[0]} of its set"
+                f" ({len(missing)} in all)"
+            )
 
     def abort(self) -> None:
         """Give it up; what can be given back is."""

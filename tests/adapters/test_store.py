@@ -18,7 +18,7 @@ import pytest
 from tiergate.s3.checksums import Checksum
 from tiergate.shm import ProcessLease
 from tiergate.testing.node import RunningNode
-from tiergate.testing.objects import body_of
+from tiergate.testing.objects import body_of, keys_of
 from tiergate.testing.origins import MotoOrigin
 from tiergate_adapters import slabs
 from tiergate_adapters.place import Place
@@ -513,6 +513,42 @@ def test_gateway_gone_in_the_middle_writes_go_to_s3_and_reads_say_so(
     said = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert len([each for each in said if "writes go to S3 itself" in each]) == 1
     assert {"used_bytes"} <= figures(node).keys()
+
+
+@pytest.mark.semantics("P4.18")
+def test_marker_does_not_go_to_s3_past_a_gateway_that_owes_its_set(
+    origin: MotoOrigin, node: RunningNode, store: Store
+) -> None:
+    def index_of(*names: str) -> bytes:
+        return json.dumps({"weight_map": {name: name for name in names}}).encode()
+
+    shards, marker = ["model-1.safetensors", "model-2.safetensors"], "model.safetensors.index.json"
+    torn, other, whole = (store.at(store.place.below(name)) for name in ("torn", "other", "whole"))
+    hasty = impatient(torn)
+    node.freeze("background")
+    for name in shards:
+        written(hasty, name, os.urandom(MIB))
+    node.kill9()
+    try:
+        with pytest.raises(UnreachableError, match=r"S3 lacks .*model-1\.safetensors of its set"):
+            written(hasty, marker, index_of(*shards))
+        elsewhere = Store(other.place, route=hasty.route)
+        written(elsewhere, shards[0], os.urandom(MIB))
+        with pytest.raises(UnreachableError, match=r"S3 lacks .*model-2\.safetensors of its set"):
+            written(elsewhere, marker, index_of(*shards))
+        finished = Store(whole.place, route=hasty.route)
+        for name in shards:
+            written(finished, name, os.urandom(MIB))
+        written(finished, marker, index_of(*shards))
+        direct = origin.client()
+        assert keys_of(direct, BUCKET, whole.place.prefix) == sorted(
+            whole.place.key(name) for name in (*shards, marker)
+        )
+        assert keys_of(direct, BUCKET, torn.place.prefix) == []
+        assert keys_of(direct, BUCKET, other.place.prefix) == [other.place.key(shards[0])]
+        direct.close()
+    finally:
+        node.start()
 
 
 def test_s3_itself_needs_no_gateway(origin: MotoOrigin, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
