@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from boto3.session import Session
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError
 from botocore.exceptions import ConnectionError as BotoConnectionError
 
 from tiergate_adapters.slabs import Memory, Share, share_of
@@ -163,6 +163,8 @@ class Route:
             client = self.client()
             if self._endpoint is None:
                 credentials = Session().get_credentials()
+                if credentials is None:
+                    raise NoCredentialsError
                 self._endpoint = Endpoint(client.meta.endpoint_url, credentials, client.meta.region_name)
         return self._endpoint.ask(*words, **more)
 

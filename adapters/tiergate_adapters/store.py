@@ -209,7 +209,8 @@ class ObjectWriter(io.RawIOBase):
 
     def __del__(self) -> None:
         # The base class would commit what nobody finished.
-        pass
+        if not getattr(self, "_is_over", True):
+            self._upload.drop()
 
     def __enter__(self) -> Self:
         return self

@@ -3,6 +3,7 @@ acknowledged is kept, so that it can be sent elsewhere when the gateway is gone.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -422,6 +423,11 @@ class Upload:
                 f"{where} is not put into S3 while no gateway answers: S3 lacks {missing[0]} of its set"
                 f" ({len(missing)} in all)"
             )
+
+    def drop(self) -> None:
+        """Nobody will finish it: give its room back, without waiting for anything."""
+        with contextlib.suppress(RuntimeError):  # While the interpreter ends nothing is begun; the lease ends too.
+            self._let_go()
 
     def abort(self) -> None:
         """Give it up; what can be given back is."""

@@ -54,11 +54,13 @@ class Reply:
 
 
 class Endpoint:
-    """One S3 endpoint in path style. Thread-safe; not to be carried over a fork."""
+    """One S3 endpoint in path style, asked with botocore's `credentials`. Thread-safe; not to be carried over a
+    fork."""
 
     def __init__(self, url: str, credentials: Any, region: str) -> None:
         self.url = url.rstrip("/")
-        self._signer = S3SigV4Auth(credentials, "s3", region)
+        self._credentials = credentials
+        self._region = region
         timeouts: Any = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S)  # Its stubs know only one for both.
         self._session = URLLib3Session(timeout=timeouts, max_pool_connections=POOL_COUNT)
 
@@ -102,7 +104,7 @@ class Endpoint:
         path = f"/{bucket}/{quote(key, safe='/~')}" if bucket else "/"
         target = f"{self.url}{path}?{urlencode(query, quote_via=quote)}" if query else f"{self.url}{path}"
         request = AWSRequest(method, target, headers=dict(headers), data=body, stream_output=bool(mapped))
-        self._signer.add_auth(request)
+        S3SigV4Auth(self._credentials.get_frozen_credentials(), "s3", self._region).add_auth(request)
         answer = self._session.send(request.prepare())
         found = {name.lower(): value for name, value in answer.headers.items()}
         if not mapped:

@@ -201,6 +201,11 @@ def test_what_was_aborted_or_failed_leaves_nothing(node: RunningNode, store: Sto
     assert store.size("x") is None
     assert store.names() == []
     node.wait_until("it is given back", lambda: figures(node) == before)
+    forgotten = store.create("y")
+    forgotten.write(bytes(2 * MIB))
+    assert figures(node) != before
+    del forgotten
+    node.wait_until("it is given back", lambda: figures(node) == before)
 
 
 def grant_of(store: Store, name: str, size_bytes: int) -> tuple[slabs.Room, dict[str, str]]:
