@@ -5,19 +5,23 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from botocore.exceptions import ConnectionError as UnreachableError
+from boto3.session import Session
+from botocore.exceptions import ConnectionError as BotoConnectionError
 from botocore.exceptions import HTTPClientError
 
 from tiergate.checkpoints.documents import status_from
 from tiergate.checkpoints.newest import UnseenTierError
 from tiergate.checkpoints.sets import SetStatus, Tier
-from tiergate_adapters.asking import Asking
 from tiergate_adapters.place import Place
+from tiergate_adapters.route import ORIGIN_VARIABLE, Route
+from tiergate_adapters.wire import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,6 +35,14 @@ PATIENCE_S = 60.0
 """So long is asked again while nobody can say: a node or S3 may be on its way back."""
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.5, 5.0
+
+LOOK_TIMEOUT_S = 600.0
+"""So long a gateway may look at a checkpoint before it answers."""
+
+SERVER = "tiergate"
+"""What a gateway calls itself in its answers."""
+
+_MESSAGE = re.compile(rb"<Message>([^<]*)</Message>")
 
 log = logging.getLogger(__name__)
 
@@ -176,34 +188,77 @@ def _caught(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 # -- whom
 def _asked(place: Place, trusted: Collection[Tier], decision: str, *, deep: bool, patience_s: float) -> dict[str, Any]:
-    """The gateway's answer; S3's own where the gateway is away, if that is trusted.
+    """A gateway's answer; S3's own where none answers, if that is trusted.
 
     Raises:
         UnseenTierError: nobody can say.
         RuntimeError: the gateway refuses.
     """
-    query = {"prefix": place.prefix, "trust": ",".join(sorted(trusted)), "decision": decision, "deep": str(int(deep))}
-    asking, end_s, pause_s = Asking(place), time.monotonic() + patience_s, FIRST_PAUSE_S
+    told = {"trust": ",".join(sorted(trusted)), "decision": decision, "deep": str(int(deep))}
+    query = {"x-tiergate-newest": "", "prefix": place.prefix, **told}
+    route, end_s, pause_s = Route(), time.monotonic() + patience_s, FIRST_PAUSE_S
     while True:
-        try:
-            answer = asking.ask("POST", "newest", query)
-        except (HTTPClientError, UnreachableError) as error:
-            why, is_away = f"no gateway answers at {asking.endpoint}: {error}", True
-        else:
-            if answer.status == 200 and answer.is_gateways:
-                return answer.document
-            why, is_away = answer.message, not answer.is_gateways
-            if not is_away and answer.status < 500:
-                raise RuntimeError(f"the gateway refuses to say which checkpoint is the newest: {why}")
-            if is_away:
-                why = f"what answers at {asking.endpoint} is no gateway: {why}"
-        if is_away and Tier.S3 in trusted:
-            # Here and not above: most never need it.
-            from tiergate_adapters import s3alone
-
-            log.warning("S3 alone is asked for the newest checkpoint of %s: %s", place, why)
-            return s3alone.newest(place)
+        outcome = _first(route, place, query)
+        if isinstance(outcome, dict):
+            return outcome
+        if outcome.is_away and Tier.S3 in trusted:
+            return _s3_alone(route, place, outcome.why)
         if time.monotonic() + pause_s > end_s:
-            raise UnseenTierError(f"which checkpoint under {place} is the newest cannot be said now: {why}")
+            raise UnseenTierError(f"which checkpoint under {place} is the newest cannot be said now: {outcome.why}")
         time.sleep(pause_s)
         pause_s = min(pause_s * 2, LAST_PAUSE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsaid:
+    """Why nobody said. `is_away`: no gateway answers, not even to say that it cannot say."""
+
+    why: str
+    is_away: bool
+
+
+def _first(route: Route, place: Place, query: Mapping[str, str]) -> dict[str, Any] | _Unsaid:
+    """What the first gateway that answers says.
+
+    Raises:
+        RuntimeError: it refuses for good.
+    """
+    reasons: list[str] = []
+    for tier in route.gateways():
+        client = route.client(tier)
+        url = client.meta.endpoint_url
+        endpoint = Endpoint(url, Session().get_credentials(), client.meta.region_name, read_timeout_s=LOOK_TIMEOUT_S)
+        try:
+            reply = endpoint.ask("POST", place.bucket, query=query, pauses_s=())
+        except (HTTPClientError, BotoConnectionError) as error:
+            reasons.append(f"no gateway answers at {url}: {error}")
+            continue
+        if reply.headers.get("server") != SERVER:
+            reasons.append(f"what answers at {url} is no gateway: {reply.status} {reply.code}")
+            continue
+        found = reply.document()
+        if found is not None:
+            answer: dict[str, Any] = found
+            return answer
+        message = _MESSAGE.search(reply.body)
+        why = f"{reply.code}: {message[1].decode() if message else reply.status}"
+        if reply.status < HTTPStatus.INTERNAL_SERVER_ERROR or reply.status == HTTPStatus.NOT_IMPLEMENTED:
+            raise RuntimeError(f"the gateway refuses to say which checkpoint is the newest: {why}")
+        return _Unsaid(why, is_away=False)
+    return _Unsaid("; ".join(reasons), is_away=True)
+
+
+def _s3_alone(route: Route, place: Place, why: str) -> dict[str, Any]:
+    """What S3 by itself says.
+
+    Raises:
+        UnseenTierError: it does not answer, or nobody knows where it is.
+    """
+    # Here and not above: most never need it.
+    from tiergate_adapters import s3alone
+
+    s3 = route.s3()
+    if s3 is None:
+        raise UnseenTierError(f"{why}; and {ORIGIN_VARIABLE} does not say where S3 is")
+    log.warning("S3 alone is asked for the newest checkpoint of %s: %s", place, why)
+    return s3alone.newest(place, route.client(s3))

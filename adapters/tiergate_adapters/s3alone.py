@@ -3,12 +3,9 @@ what is damaged is passed over, but kept in mind by nobody."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import boto3
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from tiergate.checkpoints import recognition
@@ -26,21 +23,18 @@ if TYPE_CHECKING:
 
     from tiergate_adapters.place import Place
 
-ORIGIN_VARIABLE = "TIERGATE_ORIGIN"
-"""S3's own address, where it is not that of AWS."""
-
 WINDOW_BYTES = 64 << 10
 """So much is read at once where less is asked for: heads lie close together."""
 
 
-def newest(place: Place) -> dict[str, Any]:
-    """What a gateway would answer, as far as S3 knows.
+def newest(place: Place, client: Any) -> dict[str, Any]:
+    """What a gateway would answer, as far as S3 knows. `client`: S3's own.
 
     Raises:
         UnseenTierError: S3 does not answer, or a set changed while it was looked at.
     """
     try:
-        return _Look(place).newest()
+        return _Look(place, client).newest()
     except (BotoCoreError, ClientError) as error:
         raise UnseenTierError(f"S3 does not say what is under {place}: {error}") from error
 
@@ -55,12 +49,9 @@ class _Entry:
 class _Look:
     """One look at what lies under a place."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, client: Any) -> None:
         self._place = place
-        # Where a gateway answers is named by the environment, and it is not asked.
-        options: dict[str, Any] = {"ignore_configured_endpoint_urls": True}
-        origin = os.environ.get(ORIGIN_VARIABLE) or None
-        self._client: Any = boto3.client("s3", endpoint_url=origin, config=Config(**options))
+        self._client = client
         self._entries: dict[str, _Entry] = {}
         self._windows: dict[str, tuple[int, bytes]] = {}
 

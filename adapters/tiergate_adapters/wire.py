@@ -57,11 +57,11 @@ class Endpoint:
     """One S3 endpoint in path style, asked with botocore's `credentials`. Thread-safe; not to be carried over a
     fork."""
 
-    def __init__(self, url: str, credentials: Any, region: str) -> None:
+    def __init__(self, url: str, credentials: Any, region: str, *, read_timeout_s: float = READ_TIMEOUT_S) -> None:
         self.url = url.rstrip("/")
         self._credentials = credentials
         self._region = region
-        timeouts: Any = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S)  # Its stubs know only one for both.
+        timeouts: Any = (CONNECT_TIMEOUT_S, read_timeout_s)  # Its stubs know only one for both.
         self._session = URLLib3Session(timeout=timeouts, max_pool_connections=POOL_COUNT)
 
     def ask(

@@ -18,8 +18,9 @@ from tiergate.engine.whereabouts import PAGE_COUNT, check_count
 from tiergate.errors import OriginRefusedError, OverloadedError
 from tiergate.model import ObjectName, Role, State, Version
 
-OBJECTS_COUNT = 4
-"""Objects that are looked at at a time. Of each a block is in hand, or a head."""
+OBJECTS_COUNT, QUICK_COUNT = 4, 16
+"""Objects that are looked at at a time. Of each a block is in hand, or a head; where only heads are looked at, most of
+the time is the origin's to answer."""
 
 
 @dataclass(slots=True)
@@ -247,7 +248,7 @@ class Proving:
 
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(OBJECTS_COUNT):
+                for _ in range(QUICK_COUNT if wish.quick else OBJECTS_COUNT):
                     group.create_task(look_at_some())
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
