@@ -1,10 +1,12 @@
 """Which checkpoint a restart takes, asked of whole nodes."""
 
+import io
 import json
 import logging
 import struct
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,9 @@ from tiergate.testing.etcd import needs_etcd
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import RunningNode
 from tiergate.testing.rules import Answer, Cut
+from tiergate_adapters import s3alone
 from tiergate_adapters.newest import Checkpoint, NoCheckpointError, UnseenTierError, newest
+from tiergate_adapters.place import Place
 
 __all__ = ["bucket", "direct", "etcd", "proxy", "standing_proxy", "start_cluster", "start_node"]  # fixtures
 
@@ -244,6 +248,26 @@ def test_gateway_that_is_away_is_an_error_unless_s3_is_enough(
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.endpoint)
     with pytest.raises(UnseenTierError, match="is no gateway"):
         ask(bucket)
+
+
+def test_sets_of_pointers_and_of_ranks_are_found_in_s3_alone(bucket: str, direct: Any) -> None:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("archive/data.pkl", b"x")
+    for step in (1, 2, 3):
+        for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"):
+            direct.put_object(Bucket=bucket, Key=f"deep/global_step{step}/{name}", Body=archive.getvalue())
+    direct.put_object(Bucket=bucket, Key="deep/latest", Body=b"global_step2")
+    for prefix in ("deep/", "deep/global_step2/"):
+        found = s3alone.newest(Place(bucket, prefix), direct)["checkpoint"]
+        assert (found["uri"], found["step"]) == (f"s3://{bucket}/deep/global_step2/", 2)
+    key = "deep/global_step2/mp_rank_00_model_states.pt"
+    direct.put_object(Bucket=bucket, Key=key, Body=archive.getvalue()[:-1])
+    answer = s3alone.newest(Place(bucket, "deep/"), direct)
+    assert (answer["checkpoint"]["step"], [each["step"] for each in answer["passed_over"]]) == (1, [2])
+    for rank in range(2):
+        direct.put_object(Bucket=bucket, Key=f"job/rank_{rank}/step_5/checkpoint.pt", Body=archive.getvalue())
+    assert s3alone.newest(Place(bucket, "job/"), direct) == {"checkpoint": None, "passed_over": []}
 
 
 def test_what_is_refused_for_good_is_no_missing_checkpoint(start_node: StartNode, use: Use, bucket: str) -> None:

@@ -30,7 +30,7 @@ ATTEMPTS_COUNT = 4
 class Wish:
     """What to look at. `deep`: all bytes in S3, too. `quick`: of each object its heads, and that its bytes are there,
     in the nearest place that has it; checksums of what is in memory are not worked out. `as_found`: what the origin has
-    counts, also where it is not what was written through the gateway."""
+    counts, also where it is not what was written through the gateway (`Proving`: of a set whose marker is so)."""
 
     tiers: frozenset[Tier] = frozenset(Tier)
     deep: bool = False

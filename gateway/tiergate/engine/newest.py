@@ -172,7 +172,7 @@ class Chooser:
             ChangedError: it changed meanwhile.
         """
         name = found.status.name
-        proof = await self._proving.prove(found, Wish(deep=question.deep, quick=not question.deep))
+        proof = await self._proving.prove(found, Wish(deep=question.deep, quick=not question.deep, as_found=True))
         now = next((each for each in await self._proving.again(name) if each.status.name.prefix == name.prefix), None)
         if proof is None or now is None or not found.is_same(now):
             raise ChangedError(f"{name.prefix} changed meanwhile")

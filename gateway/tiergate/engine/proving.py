@@ -79,7 +79,7 @@ class Proving:
             first = told if not attempts_count else None
             marker = found.manifest.name.marker
             # Who wrote a marker behind the gateway spoke for what was there then.
-            is_foreign = wish.quick and marker in found.identities and marker not in found.uids
+            is_foreign = wish.as_found and marker in found.identities and marker not in found.uids
             seen = replace(wish, as_found=is_foreign)
             proof.findings = await self.look_at_all(bucket, proof.targets, seen, first, known)
             attempts_count += 1

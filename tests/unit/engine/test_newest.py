@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from tests.unit.checkpoints.test_recognition import real
 from tests.unit.engine.cluster import BUCKET, Cluster, Node, name_of
 from tests.unit.engine.test_checkpoints import INDEX, SHARDS, Start, persist
 
@@ -266,12 +267,12 @@ async def test_node_that_does_not_answer_is_no_damage(
 
 @pytest.mark.semantics("P7.9")
 async def test_nodes_that_are_gone_are_waited_for_until_what_they_held_is_lost(start: Start, chooser: Make) -> None:
-    cluster = start(4)
+    cluster = start(8)  # Three objects, on two nodes each.
     bodies = await save(cluster["a"], 1)
     await persist(cluster, bodies)
     await save(cluster["a"], 2)
     holders = set().union(*[await cluster.holders(key) for key in files(2)])
-    outside = next(name for name in "abcd" if name not in holders)
+    outside = next(name for name in "abcdefgh" if name not in holders)
     made = chooser(cluster[outside])
     assert told(await made.choose(RUN)) == (2, [])
     for name in holders:
@@ -287,16 +288,19 @@ async def test_nodes_that_are_gone_are_waited_for_until_what_they_held_is_lost(s
     assert aside.prefix == "run/step-2/"
 
 
-async def test_set_that_was_written_anew_behind_the_gateway_counts_as_it_is(start: Start, chooser: Make) -> None:
+@pytest.mark.parametrize("deep", [False, True])
+async def test_set_that_was_written_anew_behind_the_gateway_counts_as_it_is(
+    start: Start, chooser: Make, deep: bool
+) -> None:
     cluster = start(1, alone=True)
     await saved(cluster, 1, 2)
     for key, body in files(2).items():
         cluster.origin.put_foreign(name_of(key), body)
-    made = chooser(cluster["a"])
-    assert told(await made.choose(RUN)) == (2, [])
+    made, question = chooser(cluster["a"]), Question(BUCKET, "run/", deep=deep)
+    assert told(await made.choose(question)) == (2, [])
     cluster.origin.put_foreign(name_of(f"run/step-1/{FIRST}"), shard(1, 0))
     cluster.origin.put_foreign(name_of(f"run/step-2/{FIRST}"), shard(2, 0)[:-1])
-    found = await made.choose(RUN)
+    found = await made.choose(question)
     assert told(found) == (None, [2, 1])
     assert "header in s3" in found.passed_over[0].reason
     assert "changed in s3" in found.passed_over[1].reason
@@ -367,7 +371,26 @@ async def test_one_who_gives_up_takes_nothing_from_the_others(
         await first
 
 
-async def test_sets_in_folders_of_ranks_and_of_pointers_are_chosen_too(start: Start, chooser: Make) -> None:
+@pytest.mark.parametrize("folder", ["ns/rank_{}/step_7/", "ray/step_7/rank_{}/"])
+async def test_set_in_folders_of_its_ranks_is_chosen_and_its_lost_shard_is_damage(
+    start: Start, chooser: Make, folder: str
+) -> None:
+    cluster = start(1, alone=True)
+    tiered, under = real("sagemaker"), f"base/{folder.partition('/')[0]}/"
+    for key in sorted((key for key in tiered.sizes if key.startswith(under)), reverse=True):
+        # Of shards nothing but their lengths was kept.
+        cluster.origin.put_foreign(name_of(key), tiered.bodies.get(key) or bytes(tiered.sizes[key]))
+    made = chooser(cluster["a"])
+    found = await made.choose(Question(BUCKET, under))
+    assert (told(found), found.status and found.status.objects_count) == ((7, []), 3)
+    shard = f"base/{folder.format(1)}checkpoint.pt"
+    del cluster.origin.objects[name_of(shard)]
+    found = await made.choose(Question(BUCKET, "base/"))
+    assert told(found) == (None, [7])
+    assert f"{shard}: missing in s3" in found.passed_over[0].reason
+
+
+async def test_set_that_a_pointer_names_is_chosen_too(start: Start, chooser: Make) -> None:
     cluster = start(1, alone=True)
     node = cluster["a"]
     for step in (1, 2):
