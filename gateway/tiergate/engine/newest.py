@@ -99,7 +99,7 @@ class Chooser:
                     self._last = question, began, error
             found = self._last[2]
         if isinstance(found, OverloadedError):
-            raise found
+            raise found.with_traceback(None)  # It is raised to many.
         return found
 
     async def _choose(self, question: Question) -> Newest:
@@ -147,7 +147,7 @@ class Chooser:
             if found.status.is_damaged and place.origin_fault:
                 raise UnseenTierError(f"whether {found.status.name.prefix} is whole is not known: {place.origin_fault}")
             newest([found.status] if found.status.is_unknown else [])
-            faults = await self._faults_of(found, question)
+            faults, now = await self._faults_of(found, question)
         except (ChangedError, UnseenTierError) as error:
             if question.trusted and isinstance(error, UnseenTierError):
                 return error.message
@@ -156,7 +156,7 @@ class Chooser:
             return ""
         more = f"; and {len(faults) - REASONS_COUNT} more" if len(faults) > REASONS_COUNT else ""
         name, reason = found.status.name, "; ".join(faults[:REASONS_COUNT]) + more
-        damaged = QuarantinedSet(name.bucket, name.prefix, found.bodies, reason, self._rooms.clock.wall_s())
+        damaged = QuarantinedSet(name.bucket, name.prefix, now.bodies, reason, self._rooms.clock.wall_s())
         await self._rooms.directory.quarantine_set(damaged)
         self._rooms.metrics.quarantined_sets.inc()
         log.warning(
@@ -164,8 +164,8 @@ class Chooser:
         )
         return reason
 
-    async def _faults_of(self, found: FoundSet, question: Question) -> list[str]:
-        """What is wrong with a set.
+    async def _faults_of(self, found: FoundSet, question: Question) -> tuple[list[str], FoundSet]:
+        """What is wrong with a set, and the set as it is after that was seen.
 
         Raises:
             UnseenTierError: it cannot be said now.
@@ -178,7 +178,7 @@ class Chooser:
             raise ChangedError(f"{name.prefix} changed meanwhile")
         faults = faults_of(proof)
         if faults:
-            return faults
+            return faults, now
         unasked = proof.unasked + [
             why for each in proof.findings if question.deep or not _is_had(each) for why in each.unasked
         ]
@@ -186,10 +186,10 @@ class Chooser:
             raise UnseenTierError(f"{name.prefix} cannot be looked at now: {unasked[0]}", retry_after_s=AGAIN_S)
         if now.status.is_damaged:
             missing = {key for tier in now.status.tiers.values() for key in tier.missing}
-            return [now.status.fault or f"missing: {', '.join(sorted(missing))}"]
+            return [now.status.fault or f"missing: {', '.join(sorted(missing))}"], now
         if not now.status.is_whole:
             raise ChangedError(f"{name.prefix} changed meanwhile")
-        return []
+        return [], now
 
 
 def faults_of(proof: Proof) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.checkpoints.test_recognition import real
 from tests.unit.engine.cluster import BUCKET, Cluster, Node, name_of
-from tests.unit.engine.test_checkpoints import INDEX, SHARDS, Start, persist
+from tests.unit.engine.test_checkpoints import INDEX, SHARDS, Start, Watch, persist, watch
 
 from tiergate.checkpoints.newest import UnseenTierError
 from tiergate.checkpoints.sets import Tier
@@ -20,8 +20,12 @@ from tiergate.engine.mending import Mending
 from tiergate.engine.newest import ATTEMPTS_COUNT, Chooser, Newest, Question
 from tiergate.engine.proving import Proof, Proving
 from tiergate.engine.verify import Verdict, Verification, Verify
+from tiergate.engine.wholesets import WholeSets
 from tiergate.errors import OverloadedError, PeerError
-from tiergate.model import LOST
+from tiergate.model import LOST, Plan, QuarantinedSet, Stage
+from tiergate.writeback.keeper import Found
+
+__all__ = ["watch"]  # a fixture
 
 RUN = Question(BUCKET, "run/")
 FIRST = SHARDS[0]
@@ -429,3 +433,20 @@ async def test_verification_that_proves_a_set_lifts_its_quarantine(
     assert told(await made.choose(RUN)) == (None, [1]), "not all was proved"
     assert await verify(node, Wish(deep=True)) == [Verdict.SOUND]
     assert told(await made.choose(RUN)) == (1, [])
+
+
+async def test_who_looks_after_runs_hears_of_a_quarantine_though_nothing_was_written(
+    start: Start, watch: Watch
+) -> None:
+    cluster = start(1, alone=True)
+    await saved(cluster, 1)
+    checkpoints = watch(cluster["a"])
+    sets = WholeSets(checkpoints, cluster.clock)
+    found = Found(Plan(BUCKET, "run/step-1/", "run/", Stage.SENT, 1, 1, 1.0))
+    assert await sets.judge(found)
+    (known,) = (await checkpoints.under(BUCKET, "run/")).sets
+    aside = QuarantinedSet(BUCKET, "run/step-1/", known.bodies, "a head is broken", 1.0)
+    await cluster.directory.quarantine_set(aside)
+    assert not await sets.judge(found)
+    await cluster.directory.release_set(aside)
+    assert await sets.judge(found)
