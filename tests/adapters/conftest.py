@@ -6,7 +6,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 from tests.conformance.gateway import CLIENT, checking_node
 
@@ -78,7 +77,6 @@ def environment(node: RunningNode, monkeypatch: pytest.MonkeyPatch) -> Environme
         values = aws_environment(endpoint or node.endpoint, access_key, secret_key)
         for name, value in values.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which keeps the keys that it found first
         return dict(os.environ) | values | {"PYTHONPATH": sources_path()}
 
     apply()
