@@ -6,6 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from tests.conformance.gateway import CLIENT, checking_node
 
@@ -77,6 +78,7 @@ def environment(node: RunningNode, monkeypatch: pytest.MonkeyPatch) -> Environme
         values = aws_environment(endpoint or node.endpoint, access_key, secret_key)
         for name, value in values.items():
             monkeypatch.setenv(name, value)
+        monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which keeps the keys that it found first
         return dict(os.environ) | values | {"PYTHONPATH": sources_path()}
 
     apply()

@@ -1,0 +1,502 @@
+"""Storage of torch.distributed.checkpoint in the nearest gateway.
+
+    save(state, storage_writer=TieredStorageWriter("s3://bucket/run/step_100"))
+    load(state, storage_reader=TieredStorageReader("s3://bucket/run/step_100"))
+    load(state, storage_reader=TieredStorageReader.newest("s3://bucket/run"))
+
+What is written has torch's own layout, which its stock readers load from S3; what its stock writers wrote is read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import io
+import pickle
+import sys
+import uuid
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, _weights_only_unpickler
+
+# Private names of torch. With these its own writer makes the files and the list: stock readers find in the list the
+# classes they look for, and each piece as they expect it.
+from torch.distributed.checkpoint.filesystem import (
+    CURRENT_DCP_VERSION,
+    DEFAULT_SUFFIX,
+    SerializationFormat,
+    _item_size,
+    _metadata_fn,
+    _OverlappingCpuLoader,
+    _SerialCpuLoader,
+    _split_by_size_and_type,
+    _StoragePrefix,
+    _StorageReaderTransforms,
+    _StorageWriterTransforms,
+    _write_item,
+)
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
+from torch.futures import Future
+from torch.serialization import _load, get_safe_globals
+from torch.utils.serialization import config as serialization
+
+from tiergate.checkpoints.dcppickle import CALLS, CLASSES, is_dtype
+from tiergate_adapters.place import Place
+from tiergate_adapters.store import Store
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from typing import Self
+
+    from torch.distributed import ProcessGroup
+    from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
+    from torch.distributed.checkpoint.storage import WriteResult
+
+REQUEST_BYTES = 32 << 20
+"""Neighbouring pieces of a file are read together up to this length."""
+GAP_BYTES = 256 << 10
+"""What lies between two pieces is read along up to this length: less time than another request."""
+READ_AHEAD_COUNT = 4
+"""Requests on their way or read, and not yet copied, at a time."""
+_FORMAT = SerializationFormat.TORCH_SAVE
+
+
+class TieredStorageWriter(StorageWriter):
+    """Writes checkpoints to a place in S3, through the nearest gateway; for `save` and `async_save`.
+
+    A file is there once it is whole, and the list (`.metadata`), in one write, after all files. A failed save leaves
+    the list that was there. What stands at the place is overwritten. Picklable, with nothing live in it.
+
+    Args:
+        uri: The checkpoint, s3://BUCKET/PREFIX. `checkpoint_id` of a save takes its place.
+        single_file_per_rank: A file for each rank (and thread), not for each tensor.
+        thread_count: Files that a rank writes at a time.
+        per_thread_copy_ahead: Bytes copied ahead of writing from an accelerator, where there is one and one thread.
+        overwrite: Whether a checkpoint may be there already.
+        persist: "memory": it stays in the cluster's memory, until promoted or dropped; "s3": it goes to S3; None: as
+            the policy of its prefix says.
+
+    Raises:
+        ValueError: the URI is none.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        single_file_per_rank: bool = True,
+        thread_count: int = 1,
+        per_thread_copy_ahead: int = 10_000_000,
+        overwrite: bool = True,
+        persist: str | None = None,
+        _extensions: Sequence[StreamTransformExtension] | None = None,
+    ) -> None:
+        super().__init__()
+        self._store = Store(Place.of(uri), persist=persist)
+        self._is_file_per_rank = single_file_per_rank
+        self._threads_count = thread_count
+        self._copy_ahead_bytes = per_thread_copy_ahead
+        self._overwrite = overwrite
+        self._transforms = _StorageWriterTransforms(_extensions)
+        self._save_id = str(uuid.uuid4())
+        self._rank: int | None = None
+        """Of a save in which each rank writes a list of its own."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it is of the form s3://BUCKET/PREFIX."""
+        return _is_place(checkpoint_id)
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The URI that is written to."""
+        return str(self._store.place)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin another save, to another place if one is given.
+
+        Raises:
+            ValueError: it is no URI.
+        """
+        if checkpoint_id:
+            self._store = self._store.at(Place.of(str(checkpoint_id)))
+        self._save_id = str(uuid.uuid4())
+
+    def storage_meta(self) -> StorageMeta:
+        """What the list says of where it was written."""
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Learn this process's part in the save."""
+        self._rank = None if kwargs.get("use_collectives", True) else kwargs.get("rank")
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Look whether the place may be written to.
+
+        Raises:
+            FileExistsError: a checkpoint is there, and none may be overwritten.
+        """
+        if not self._overwrite and self._store.size(_list_of(None if self._rank is None else 0)) is not None:
+            raise FileExistsError(f"{self.checkpoint_id} holds a checkpoint")
+        if self._rank is not None:
+            return dataclasses.replace(plan, storage_data=_StoragePrefix(f"__{self._rank}_"))
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Give each rank the names of its files."""
+        return [
+            plan if plan.storage_data else dataclasses.replace(plan, storage_data=_StoragePrefix(f"__{rank}_"))
+            for rank, plan in enumerate(plans)
+        ]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's files; done when it returns."""
+        groups = [[item] for item in plan.items]
+        if self._is_file_per_rank:
+            groups = _split_by_size_and_type(self._threads_count, plan.items)
+        names = [f"{plan.storage_data.prefix}{number}{DEFAULT_SUFFIX}" for number in range(len(groups))]
+        write = partial(self._write_file, planner)
+        if self._threads_count == 1:  # in this thread, which has the current device and stream
+            written = [*map(write, names, groups)]
+        else:
+            with ThreadPoolExecutor(self._threads_count) as pool:
+                written = [*pool.map(write, names, groups)]
+        return _done([result for results in written for result in results])
+
+    def _write_file(self, planner: SavePlanner, name: str, items: list[WriteItem]) -> list[WriteResult]:
+        loader = self._loader(planner)
+        for item in items:
+            if item.type != WriteItemType.BYTE_IO:
+                loader.add(_item_size(item), item)
+        loader.start_loading()
+        results = []
+        with self._store.create(name) as stream, _without_sums():
+            for item in items:
+                if item.type == WriteItemType.BYTE_IO:
+                    data = planner.resolve_data(item)
+                    results.append(_write_item(self._transforms, stream, data, item, name, _FORMAT))
+            for tensor, of in loader.values():
+                results.append(_write_item(self._transforms, stream, tensor, cast("WriteItem", of), name, _FORMAT))
+        return results
+
+    def _loader(self, planner: SavePlanner) -> _SerialCpuLoader | _OverlappingCpuLoader:
+        def resolve(item: WriteItem) -> Tensor:
+            return _alone(cast(Tensor, planner.resolve_data(item)).detach())
+
+        # More threads than one wait for each other's streams.
+        if self._threads_count == 1 and self._copy_ahead_bytes > 0 and torch.accelerator.is_available():
+            return _OverlappingCpuLoader(resolve, inflight_threshhold=self._copy_ahead_bytes)
+        return _SerialCpuLoader(resolve)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write the list, by which the checkpoint is there."""
+        metadata.version = CURRENT_DCP_VERSION
+        metadata.storage_data = {result.index: result.storage_data for each in results for result in each}
+        metadata.storage_meta = self.storage_meta()
+        with self._store.create(_list_of(self._rank)) as stream:
+            stream.write(pickle.dumps(metadata))
+
+
+class TieredStorageReader(StorageReader):
+    """Reads a checkpoint from the nearest place that has its bytes; for `load`.
+
+    Only what is wanted is read, several pieces at a time; what lies in this node's memory is copied from there to the
+    tensors, once.
+
+    Args:
+        uri: The checkpoint, s3://BUCKET/PREFIX. `checkpoint_id` of a load takes its place.
+
+    Raises:
+        ValueError: the URI is none.
+    """
+
+    def __init__(self, uri: str, *, _extension_registry: ExtensionRegistry | None = None) -> None:
+        super().__init__()
+        self._store = Store(Place.of(uri))
+        self._choose: Callable[[], str] | None = None
+        self._is_found = False
+        self._transforms = _StorageReaderTransforms(_extension_registry)
+        self._load_id = str(uuid.uuid4())
+        self._stored: dict[Any, _StorageInfo] = {}
+
+    @classmethod
+    def newest(
+        cls, run_uri: str, *, process_group: ProcessGroup | None = None, trust: Collection[str] = (), **options: Any
+    ) -> Self:
+        """A reader of the newest whole checkpoint below a place, of the one that `tiergate_adapters.newest` gives.
+
+        It chooses when it is first used or asked for its `checkpoint_id`, which all ranks of the group must then do,
+        and stays with that until it is reset.
+        """
+        from tiergate_adapters.newest import newest
+
+        reader = cls(run_uri, **options)
+        reader._choose = lambda: newest(run_uri, process_group=process_group, trust=trust).uri
+        return reader
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it is of the form s3://BUCKET/PREFIX."""
+        return _is_place(checkpoint_id)
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The URI that is read.
+
+        `load` asks for it on each rank before anything else, outside of what it wraps into CheckpointException. So
+        that there is nothing to load, or that nobody knows, is said here.
+
+        Raises:
+            FileNotFoundError: there is no checkpoint.
+            ClientError, BotoCoreError: nobody knows, since what had to be asked does not answer.
+        """
+        if not self._is_found:
+            if self._choose is not None:
+                self._store = self._store.at(Place.of(self._choose()))
+            elif all(self._store.size(_list_of(rank)) is None for rank in (None, 0)):
+                raise FileNotFoundError(f"{self._store.place} holds no checkpoint")
+            self._is_found = True
+        return str(self._store.place)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin another load, of another checkpoint if one is given.
+
+        Raises:
+            ValueError: it is no URI.
+        """
+        if checkpoint_id:
+            self._store = self._store.at(Place.of(str(checkpoint_id)))
+            self._choose = None
+            self._is_found = False
+        self._stored = {}
+        self._load_id = str(uuid.uuid4())
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The list of the checkpoint; with `rank`, of that rank's part.
+
+        Raises:
+            FileNotFoundError: there is none.
+            UnpicklingError: it holds what no list needs.
+        """
+        place = self.checkpoint_id
+        with self._store.open(_list_of(kwargs.get("rank"))) as stream:
+            metadata = unpickled(stream.range(0, stream.size_bytes))
+        metadata.storage_meta = metadata.storage_meta or StorageMeta(place)
+        metadata.storage_meta.load_id = self._load_id
+        return metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Learn where what is."""
+        self._stored = metadata.storage_data
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """The same."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """The same."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what is planned into the planner's tensors; done when it returns. The planner is called in this thread
+        only."""
+        wanted: dict[str, dict[tuple[int, int], list[ReadItem]]] = {}
+        for item in plan.items:
+            info = self._stored[item.storage_index]
+            span = (info.offset, info.offset + info.length)
+            wanted.setdefault(info.relative_path, {}).setdefault(span, []).append(item)
+        with ExitStack() as stack:
+            files = {name: stack.enter_context(self._store.open(name)) for name in wanted}
+            requests = [(name, *request) for name, spans in wanted.items() for request in _joined(sorted(spans))]
+            pool = stack.enter_context(ThreadPoolExecutor(READ_AHEAD_COUNT, "tiergate-read"))
+            views = _ahead(pool, [partial(files[name].range, start, end) for name, start, end, _ in requests])
+            for (name, start, _, spans), view in zip(requests, views, strict=True):
+                for span in spans:
+                    self._deliver(view[span[0] - start : span[1] - start], wanted[name][span], planner)
+        return _done(None)
+
+    def _deliver(self, piece: memoryview, items: list[ReadItem], planner: LoadPlanner) -> None:
+        """Give the planner what lies in a piece."""
+        info = self._stored[items[0].storage_index]
+        if info.transform_descriptors:
+            raw = io.BytesIO(piece)
+            clear = self._transforms.transform_load_stream(items[0], info.transform_descriptors, raw)
+            piece = memoryview(clear.read())
+        tensor: Tensor | None = None
+        for item in items:
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, io.BytesIO(piece))
+                continue
+            if tensor is None:
+                tensor = _tensor_over(piece)
+            part = tensor
+            for dimension, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                part = part.narrow(dimension, offset, length)
+            target = planner.resolve_tensor(item).detach()
+            if target.size() != part.size():
+                raise ValueError(f"{item.storage_index}: {part.size()} is stored and {target.size()} wanted")
+            target.copy_(part)
+            planner.commit_tensor(item, target)
+
+
+def unpickled(data: memoryview | bytes) -> Metadata:
+    """The list of a checkpoint, from its bytes. What it names is imported only if such lists need it, or if torch was
+    told to trust it (`torch.serialization.add_safe_globals`).
+
+    Raises:
+        UnpicklingError: it names something else, or is no list.
+    """
+    found = _Unpickler(io.BytesIO(data)).load()
+    if not isinstance(found, Metadata):
+        raise pickle.UnpicklingError(f"a {type(found).__name__} is no list of a checkpoint")
+    return found
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in CLASSES or (module, name) in CALLS or is_dtype(module, name):
+            return super().find_class(module, name)
+        for each in get_safe_globals():
+            trusted, full = each if isinstance(each, tuple) else (each, f"{each.__module__}.{each.__qualname__}")
+            if full == f"{module}.{name}":
+                return trusted
+        raise pickle.UnpicklingError(f"the list of a checkpoint names {module[:80]}.{name[:80]}, which none needs")
+
+
+def _without_sums() -> AbstractContextManager[None]:
+    """Has torch.save compute no CRC-32 for its archives, in this thread only: torch keeps the setting by thread.
+
+    It takes twice the time of the copy, and no reader of torch looks at it; the gateway has its own sums of all bytes.
+    """
+    found: AbstractContextManager[None] = cast(Any, serialization).patch({"save.compute_crc32": False})
+    return found
+
+
+def _is_place(checkpoint_id: str | os.PathLike[str]) -> bool:
+    try:
+        Place.of(str(checkpoint_id))
+    except ValueError:
+        return False
+    return True
+
+
+def _list_of(rank: int | None) -> str:
+    return _metadata_fn if rank is None else f"__{rank}{_metadata_fn}"
+
+
+def _done(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """The same tensor on a storage that has no other bytes: torch would copy it into such a one to save it alone."""
+    storage = tensor.untyped_storage()
+    if type(tensor) is not Tensor or tensor.device.type != "cpu" or storage.nbytes() == tensor.nbytes:
+        return tensor
+    if not tensor.nbytes or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+        return tensor
+    start = tensor.storage_offset() * tensor.itemsize
+    whole = storage[start : start + tensor.nbytes]
+    return torch.empty(0, dtype=tensor.dtype).set_(whole, 0, tensor.size(), tensor.stride())
+
+
+def _joined(
+    spans: Iterable[tuple[int, int]],
+) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+    """Sorted spans of a file put together to requests, each with what it is for."""
+    request: tuple[int, int, list[tuple[int, int]]] | None = None
+    for start, end in spans:
+        if request is not None and start <= request[1] + GAP_BYTES and end - request[0] <= REQUEST_BYTES:
+            request = (request[0], max(request[1], end), [*request[2], (start, end)])
+            continue
+        if request is not None:
+            yield request
+        request = (start, end, [(start, end)])
+    if request is not None:
+        yield request
+
+
+def _ahead(pool: ThreadPoolExecutor, reads: Iterable[Callable[[], memoryview]]) -> Iterator[memoryview]:
+    """What the reads give, in their order, a few ahead of who takes it."""
+    pending: deque[Any] = deque()
+    try:
+        for read in reads:
+            pending.append(pool.submit(read))
+            if len(pending) == READ_AHEAD_COUNT:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        for each in pending:
+            each.cancel()
+
+
+# -- tensors where they lie
+class _Piece(io.RawIOBase):
+    """Memory as a file, without copying it first."""
+
+    def __init__(self, memory: memoryview) -> None:
+        super().__init__()
+        self._memory = memory
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        self._at = max(0, (0, self._at, len(self._memory))[whence] + offset)
+        return self._at
+
+    def readinto(self, buffer: Any, /) -> int:
+        taken = self._memory[self._at : self._at + len(buffer)]
+        buffer[: len(taken)] = taken
+        self._at += len(taken)
+        return len(taken)
+
+
+def _tensor_over(piece: memoryview) -> Tensor:
+    """The tensor that torch.save wrote, on the memory of the piece: to be read only, and while the piece is there.
+
+    Raises:
+        UnpicklingError: it holds what no tensor needs.
+        RuntimeError: it is no such file.
+    """
+    found: Tensor
+    if bytes(piece[:4]) == b"PK\x03\x04":
+        # Private, all of it: what torch.load does for a file that it maps, which it takes by its path only.
+        archive = torch._C.PyTorchFileReader(cast(Any, _Piece(piece)))
+        records = archive.get_all_records()
+        is_model = "constants.pkl" in records
+        order = archive.get_record("byteorder").decode() if "byteorder" in records else ""
+        if not is_model and order == sys.byteorder:
+            over = _storage_over(piece)
+            found = cast(Any, _load)(archive, "cpu", _weights_only_unpickler, overall_storage=over, encoding="utf-8")
+            return found
+    found = torch.load(io.BytesIO(piece), map_location="cpu", weights_only=True)
+    return found
+
+
+def _storage_over(piece: memoryview) -> torch.UntypedStorage:
+    # By its address: of a buffer that is not to be written to, torch warns.
+    address = np.frombuffer(piece, np.uint8).ctypes.data
+    memory = (ctypes.c_char * len(piece)).from_address(address)
+    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
