@@ -17,7 +17,7 @@ import sys
 import uuid
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -181,7 +181,7 @@ class TieredStorageWriter(StorageWriter):
                 loader.add(_item_size(item), item)
         loader.start_loading()
         results = []
-        with self._store.create(name) as stream, _without_sums():
+        with _unmasked(), self._store.create(name) as stream, _without_sums():
             for item in items:
                 if item.type == WriteItemType.BYTE_IO:
                     data = planner.resolve_data(item)
@@ -372,6 +372,17 @@ class _Unpickler(pickle.Unpickler):
             if full == f"{module}.{name}":
                 return trusted
         raise pickle.UnpicklingError(f"the list of a checkpoint names {module[:80]}.{name[:80]}, which none needs")
+
+
+@contextmanager
+def _unmasked() -> Iterator[None]:
+    """Raises what a stream raised where torch.save ends in an error of its own, that the length is not as expected."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error.__context__, Exception):
+            raise error.__context__ from None
+        raise
 
 
 def _without_sums() -> AbstractContextManager[None]:

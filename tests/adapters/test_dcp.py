@@ -1,23 +1,35 @@
 """torch.distributed.checkpoint through the adapter, in one process: what lands, who can read it, what is refused."""
 
+import io
+import os
 import pickle
+import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from tests.adapters.conftest import BUCKET, Environment
 from tests.conformance.gateway import CLIENT
+from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys, load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.serialization import get_crc32_options
 
+from tiergate import cli
 from tiergate.testing.node import RunningNode
 from tiergate.testing.origins import MotoOrigin
-from tiergate_adapters.dcp import TieredStorageReader, TieredStorageWriter
+from tiergate_adapters.dcp import GAP_BYTES, REQUEST_BYTES, TieredStorageReader, TieredStorageWriter, unpickled
+from tiergate_adapters.store import ObjectReader, ObjectWriter
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
@@ -183,3 +195,285 @@ def test_without_collectives_each_rank_has_its_own_list(uri: str, beyond: Beyond
     assert sorted(objects) == ["__0.metadata", "__0_0.distcp"]
     assert same(loaded(TieredStorageReader(uri)), state(1))
     assert same(loaded(FileSystemReader(kept_in(tmp_path, objects))), state(1))
+
+
+def address(view: Any) -> int:
+    return int(np.frombuffer(view, np.uint8).ctypes.data)
+
+
+def test_a_tensors_own_memory_is_handed_to_the_writer(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: set[tuple[int, int]] = set()
+    write = ObjectWriter.write
+
+    def noting(self: ObjectWriter, data: Any, /) -> int:
+        taken.add((address(data), memoryview(data).nbytes))
+        return write(self, data)
+
+    monkeypatch.setattr(ObjectWriter, "write", noting)
+    base = torch.rand(1000, 100)
+    tensors = {"whole": torch.rand(64, 64), "rows": base[100:300], "parameter": torch.nn.Parameter(torch.rand(500))}
+    save(tensors, storage_writer=TieredStorageWriter(uri), no_dist=True)
+    assert {(tensor.data_ptr(), tensor.nbytes) for tensor in tensors.values()} <= taken
+    found = {name: torch.zeros_like(tensor.detach()) for name, tensor in tensors.items()}
+    load(found, storage_reader=TieredStorageReader(uri), no_dist=True)
+    assert same(found, {name: tensor.detach() for name, tensor in tensors.items()})
+
+
+def test_the_callers_setting_for_sums_stays(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    write = ObjectWriter.write
+
+    def looking(self: ObjectWriter, data: Any, /) -> int:
+        other = threading.Thread(target=lambda: seen.append(get_crc32_options()))
+        other.start()
+        other.join()
+        return write(self, data)
+
+    monkeypatch.setattr(ObjectWriter, "write", looking)
+    save({"w": torch.rand(10)}, storage_writer=TieredStorageWriter(uri), no_dist=True)
+    assert seen
+    assert all(seen)
+    assert get_crc32_options()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_save_that_fails_leaves_no_list_and_nothing_of_the_file(
+    uri: str, beyond: Beyond, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    write, aborted = ObjectWriter.write, []
+
+    def failing(self: ObjectWriter, data: Any, /) -> int:
+        if memoryview(data).nbytes == 4_000:
+            raise OSError("no room")
+        return write(self, data)
+
+    def noting(self: ObjectWriter) -> None:
+        aborted.append(self)
+
+    monkeypatch.setattr(ObjectWriter, "write", failing)
+    monkeypatch.setattr(ObjectWriter, "abort", noting)  # what it does is the store's, and tested there
+    tensors = {f"w{size}": torch.rand(size) for size in (10, 1000, 2000)}
+    with pytest.raises(CheckpointException, match="no room"):
+        save(tensors, storage_writer=TieredStorageWriter(uri, thread_count=threads), no_dist=True)
+    assert len(aborted) == 1
+    left = beyond()
+    assert ".metadata" not in left
+    assert len(left) == threads - 1
+
+
+# -- reading
+@pytest.fixture
+def ranges(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """What is asked of files: name, start, end."""
+    asked: list[tuple[str, int, int]] = []
+    of, read = ObjectReader.__init__, ObjectReader.range
+    names: dict[int, str] = {}
+
+    def opening(self: ObjectReader, store: Any, key: str) -> None:
+        of(self, store, key)
+        names[id(self)] = key.rpartition("/")[2]
+
+    def noting(self: ObjectReader, start: int, end: int) -> memoryview:
+        if names[id(self)] != ".metadata":
+            asked.append((names[id(self)], start, end))
+        return read(self, start, end)
+
+    monkeypatch.setattr(ObjectReader, "__init__", opening)
+    monkeypatch.setattr(ObjectReader, "range", noting)
+    return asked
+
+
+def test_only_the_pieces_that_are_wanted_are_read(uri: str, ranges: list[tuple[str, int, int]]) -> None:
+    tensors = {f"w{number}": torch.rand(GAP_BYTES // 4) for number in range(6)}
+    save(tensors, storage_writer=TieredStorageWriter(uri), no_dist=True)
+    found = {name: torch.zeros_like(tensors[name]) for name in ("w1", "w4", "w5")}
+    load(found, storage_reader=TieredStorageReader(uri), no_dist=True)
+    assert same(found, {name: tensors[name] for name in found})
+    read = sorted(end - start for _, start, end in ranges)
+    assert len(read) == 2  # of which one is for two neighbours
+    assert sum(read) < 3 * (GAP_BYTES + 4096)
+
+
+def test_neighbours_are_read_together_but_not_more_than_so_much(uri: str, ranges: list[tuple[str, int, int]]) -> None:
+    tensors = {f"w{number}": torch.full((REQUEST_BYTES // 16,), float(number)) for number in range(9)}
+    save(tensors, storage_writer=TieredStorageWriter(uri), no_dist=True)
+    found = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    load(found, storage_reader=TieredStorageReader(uri), no_dist=True)
+    assert same(found, tensors)
+    assert len(ranges) == 3
+    assert max(end - start for _, start, end in ranges) <= REQUEST_BYTES
+
+
+def test_a_piece_that_is_wanted_twice_is_read_once(uri: str, ranges: list[tuple[str, int, int]]) -> None:
+    class Halves(DefaultLoadPlanner):
+        """Reads the two halves of each tensor as if they were pieces of their own."""
+
+        def create_local_plan(self) -> LoadPlan:
+            plan = super().create_local_plan()
+            (item,) = plan.items
+            half = item.lengths[0] // 2
+            for start in (0, half):
+                at = torch.Size([start])
+                self.items.append(replace(item, storage_offsets=at, dest_offsets=at, lengths=torch.Size([half])))
+            return replace(plan, items=self.items)
+
+        items: ClassVar[list[ReadItem]] = []
+
+    tensors = {"w": torch.rand(1000)}
+    save(tensors, storage_writer=TieredStorageWriter(uri), no_dist=True)
+    found = {"w": torch.zeros(1000)}
+    load(found, storage_reader=TieredStorageReader(uri), planner=Halves(), no_dist=True)
+    assert same(found, tensors)
+    assert len(ranges) == 1
+
+
+def test_the_whole_can_be_loaded_without_knowing_what_is_in_it(uri: str) -> None:
+    save(state(1), storage_writer=TieredStorageWriter(uri), no_dist=True)
+    with pytest.warns(UserWarning, match="distributed is unavailable"):
+        found = _load_state_dict_from_keys(storage_reader=TieredStorageReader(uri))
+    expected = state(1)
+    expected["model"]["parameter"] = expected["model"]["parameter"].detach()
+    assert same(found, expected)
+
+
+def test_planners_of_ones_own(uri: str) -> None:
+    class Doubling(DefaultSavePlanner):
+        def resolve_data(self, write_item: Any) -> Any:
+            found = super().resolve_data(write_item)
+            return found * 2 if isinstance(found, torch.Tensor) else found
+
+    class Renaming(DefaultLoadPlanner):
+        def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
+            super().set_up_planner({f"old.{name}": value for name, value in state_dict.items()}, metadata)
+
+    tensors = {"old.w": torch.rand(10), "old.n": {"deep": torch.rand(2, 2)}}
+    save(tensors, storage_writer=TieredStorageWriter(uri), planner=Doubling(), no_dist=True)
+    found = {"w": torch.zeros(10)}
+    planner = Renaming(allow_partial_load=True)
+    load(found, storage_reader=TieredStorageReader(uri), planner=planner, no_dist=True)
+    assert torch.equal(found["w"], tensors["old.w"] * 2)
+
+
+class Inverted(StreamTransformExtension):
+    """Turns every bit."""
+
+    class Stream(io.RawIOBase):
+        def __init__(self, raw: Any) -> None:
+            self._raw = raw
+
+        def readable(self) -> bool:
+            return True
+
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any, /) -> int:
+            self._raw.write(bytes(each ^ 255 for each in bytes(data)))
+            return memoryview(data).nbytes
+
+        def readall(self) -> bytes:
+            return bytes(each ^ 255 for each in self._raw.read())
+
+        def read(self, size: int = -1, /) -> bytes:
+            return self.readall()
+
+    def transform_to(self, output: Any) -> Any:
+        return self.Stream(output)
+
+    def transform_from(self, input: Any) -> Any:
+        return self.Stream(input)
+
+    def get_descriptor(self) -> str:
+        return "inverted"
+
+    @staticmethod
+    def registry_name() -> str:
+        return "inverted"
+
+    @staticmethod
+    def from_descriptor(version: str) -> "Inverted":
+        return Inverted()
+
+
+def test_extensions_of_torch_transform_what_is_stored(uri: str, beyond: Beyond, tmp_path: Path) -> None:
+    registry = ExtensionRegistry()
+    registry.register(Inverted)
+    tensors = {"w": torch.rand(10), "name": "x"}
+    save(tensors, storage_writer=TieredStorageWriter(uri, _extensions=[Inverted()]), no_dist=True)
+    for reader in (
+        TieredStorageReader(uri, _extension_registry=registry),
+        FileSystemReader(kept_in(tmp_path, beyond()), _extension_registry=registry),
+    ):
+        found = {"w": torch.zeros(10), "name": ""}
+        load(found, storage_reader=reader, no_dist=True)
+        assert same(found, tensors)
+
+
+# -- lists that were not written by torch
+class Evil:
+    def __init__(self, *call: Any) -> None:
+        self._call = call
+
+    def __reduce__(self) -> Any:
+        return self._call
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        Evil(os.system, ("touch {}",)),
+        Evil(eval, ("open('{}', 'w')",)),
+        Evil(torch.load, ("{}",)),
+        {"fqn": Evil(Path.touch, (Path("{}"),))},
+        torch.nn.Linear(1, 1),
+    ],
+    ids=["system", "eval", "load", "nested", "module"],
+)
+def test_a_list_runs_nothing(uri: str, node: RunningNode, tmp_path: Path, evil: Any) -> None:
+    trace = tmp_path / "trace"
+    body = pickle.dumps(Metadata({}, planner_data=evil)).replace(b"{}", str(trace).encode())
+    body = pickle.dumps(Metadata({}, planner_data=evil)) if b"{}" not in body else body
+    node.client().put_object(Bucket=BUCKET, Key=f"{uri.removeprefix(f's3://{BUCKET}/')}/.metadata", Body=body)
+    with pytest.raises(CheckpointException, match="which none needs"):
+        load({"w": torch.zeros(1)}, storage_reader=TieredStorageReader(uri), no_dist=True)
+    assert not trace.exists()
+    with pytest.raises(pickle.UnpicklingError):
+        unpickled(body)
+
+
+def test_what_is_no_list_is_refused() -> None:
+    for body in (b"", b"no pickle", pickle.dumps([1])):
+        with pytest.raises((pickle.UnpicklingError, EOFError)):
+            unpickled(body)
+
+
+@dataclass
+class Plan:
+    """What a planner of one's own keeps in the list."""
+
+    rounds: int
+
+
+def test_classes_that_torch_was_told_to_trust_may_be_in_a_list() -> None:
+    body = pickle.dumps(Metadata({}, planner_data=Plan(3)))
+    with pytest.raises(pickle.UnpicklingError):
+        unpickled(body)
+    with torch.serialization.safe_globals([Plan]):
+        assert unpickled(body).planner_data == Plan(3)
+
+
+def test_a_writer_is_pickled_with_nothing_live(uri: str) -> None:
+    writer = TieredStorageWriter(f"{uri}/a", thread_count=2, persist="s3")
+    save(state(1), storage_writer=writer, no_dist=True)
+    again = pickle.loads(pickle.dumps(writer))
+    again.reset(f"{uri}/b")
+    save(state(2), storage_writer=again, no_dist=True)
+    assert same(loaded(TieredStorageReader(f"{uri}/a")), state(1))
+    assert same(loaded(TieredStorageReader(f"{uri}/b")), state(2))
+
+
+def test_verify_accepts_what_was_saved(uri: str, node: RunningNode, beyond: Beyond) -> None:
+    save(state(1), storage_writer=TieredStorageWriter(uri), no_dist=True)
+    beyond()
+    where = ["--memory-dir", str(node.memory_dir), "--admin-listen", node.admin.removeprefix("http://")]
+    assert cli.main(["verify", uri, "--deep", *where]) == 0
