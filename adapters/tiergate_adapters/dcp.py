@@ -45,10 +45,11 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 from torch.futures import Future
-from torch.serialization import _load, get_safe_globals
+from torch.serialization import _load
 from torch.utils.serialization import config as serialization
 
-from tiergate.checkpoints.dcppickle import CALLS, CLASSES, is_dtype
+from tiergate_adapters.metadata import read_list
+from tiergate_adapters.newest import newest
 from tiergate_adapters.place import Place
 from tiergate_adapters.store import Store
 
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.filesystem import _StorageInfo
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
     from torch.distributed.checkpoint.storage import WriteResult
+
+    from tiergate_adapters.newest import Checkpoint
 
 REQUEST_BYTES = 32 << 20
 """Neighbouring pieces of a file are read together up to this length."""
@@ -216,15 +219,26 @@ class TieredStorageReader(StorageReader):
 
     Args:
         uri: The checkpoint, s3://BUCKET/PREFIX. `checkpoint_id` of a load takes its place.
+        trust: Classes that its list may name beside those of torch's own planners, each as "module.name".
 
     Raises:
         ValueError: the URI is none.
     """
 
-    def __init__(self, uri: str, *, _extension_registry: ExtensionRegistry | None = None) -> None:
+    chosen: Checkpoint | None = None
+    """What a reader of the newest checkpoint chose, once it has."""
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        trust: Collection[str] = (),
+        _extension_registry: ExtensionRegistry | None = None,
+    ) -> None:
         super().__init__()
         self._store = Store(Place.of(uri))
-        self._choose: Callable[[], str] | None = None
+        self._trust = frozenset(trust)
+        self._choose: Callable[[], Checkpoint] | None = None
         self._is_found = False
         self._transforms = _StorageReaderTransforms(_extension_registry)
         self._load_id = str(uuid.uuid4())
@@ -232,17 +246,21 @@ class TieredStorageReader(StorageReader):
 
     @classmethod
     def newest(
-        cls, run_uri: str, *, process_group: ProcessGroup | None = None, trust: Collection[str] = (), **options: Any
+        cls,
+        run_uri: str,
+        *,
+        process_group: ProcessGroup | None = None,
+        trust_tiers: Collection[str] = (),
+        trust: Collection[str] = (),
     ) -> Self:
-        """A reader of the newest whole checkpoint below a place, of the one that `tiergate_adapters.newest` gives.
+        """A reader of the newest whole checkpoint below a place, as `tiergate_adapters.newest` finds it (with
+        `trust_tiers` as its `trust`).
 
-        It chooses when it is first used or asked for its `checkpoint_id`, which all ranks of the group must then do,
-        and stays with that until it is reset.
+        It chooses once, when `load` begins or `checkpoint_id` is first asked for, which all ranks of the group must
+        then do. `chosen` tells what.
         """
-        from tiergate_adapters.newest import newest
-
-        reader = cls(run_uri, **options)
-        reader._choose = lambda: newest(run_uri, process_group=process_group, trust=trust).uri
+        reader = cls(run_uri, trust=trust)
+        reader._choose = partial(newest, run_uri, process_group=process_group, trust=trust_tiers)
         return reader
 
     @classmethod
@@ -259,11 +277,13 @@ class TieredStorageReader(StorageReader):
 
         Raises:
             FileNotFoundError: there is no checkpoint.
+            UnseenTierError: nobody can say which is the newest.
             ClientError, BotoCoreError: nobody knows, since what had to be asked does not answer.
         """
         if not self._is_found:
             if self._choose is not None:
-                self._store = self._store.at(Place.of(self._choose()))
+                self.chosen = self._choose()
+                self._store = self._store.at(Place.of(self.chosen.uri))
             elif all(self._store.size(_list_of(rank)) is None for rank in (None, 0)):
                 raise FileNotFoundError(f"{self._store.place} holds no checkpoint")
             self._is_found = True
@@ -277,7 +297,7 @@ class TieredStorageReader(StorageReader):
         """
         if checkpoint_id:
             self._store = self._store.at(Place.of(str(checkpoint_id)))
-            self._choose = None
+            self._choose = self.chosen = None
             self._is_found = False
         self._stored = {}
         self._load_id = str(uuid.uuid4())
@@ -291,7 +311,7 @@ class TieredStorageReader(StorageReader):
         """
         place = self.checkpoint_id
         with self._store.open(_list_of(kwargs.get("rank"))) as stream:
-            metadata = unpickled(stream.range(0, stream.size_bytes))
+            metadata = read_list(stream.range(0, stream.size_bytes), trust=self._trust)
         metadata.storage_meta = metadata.storage_meta or StorageMeta(place)
         metadata.storage_meta.load_id = self._load_id
         return metadata
@@ -348,30 +368,6 @@ class TieredStorageReader(StorageReader):
                 raise ValueError(f"{item.storage_index}: {part.size()} is stored and {target.size()} wanted")
             target.copy_(part)
             planner.commit_tensor(item, target)
-
-
-def unpickled(data: memoryview | bytes) -> Metadata:
-    """The list of a checkpoint, from its bytes. What it names is imported only if such lists need it, or if torch was
-    told to trust it (`torch.serialization.add_safe_globals`).
-
-    Raises:
-        UnpicklingError: it names something else, or is no list.
-    """
-    found = _Unpickler(io.BytesIO(data)).load()
-    if not isinstance(found, Metadata):
-        raise pickle.UnpicklingError(f"a {type(found).__name__} is no list of a checkpoint")
-    return found
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in CLASSES or (module, name) in CALLS or is_dtype(module, name):
-            return super().find_class(module, name)
-        for each in get_safe_globals():
-            trusted, full = each if isinstance(each, tuple) else (each, f"{each.__module__}.{each.__qualname__}")
-            if full == f"{module}.{name}":
-                return trusted
-        raise pickle.UnpicklingError(f"the list of a checkpoint names {module[:80]}.{name[:80]}, which none needs")
 
 
 @contextmanager

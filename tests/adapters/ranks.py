@@ -10,14 +10,16 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save, save
@@ -145,7 +147,7 @@ def saved_aside(uri: str, kind: AsyncCheckpointerType) -> bool:
     )
     for each in changing.values():
         each.to_local().zero_()
-    assert not hasattr(future, "upload_completion")
+    assert isinstance(future, Future)
     assert isinstance(future.result(), Metadata)
     return loaded(f"{uri}/{kind.value}")
 
@@ -166,6 +168,8 @@ def save_all(rank: int, world: int, uri: str) -> dict[str, Any]:
     save(training.state(), storage_writer=TieredStorageWriter(f"{uri}/fsdp"))
     training.step()
     found["sums"] = training.sums()
+    for step in (0, 30, 4):
+        save(values, storage_writer=TieredStorageWriter(f"{uri}/run/step_{step}"))
     try:
         load(values, storage_reader=TieredStorageReader(f"{uri}/nothing"))
     except FileNotFoundError as error:
@@ -176,6 +180,14 @@ def save_all(rank: int, world: int, uri: str) -> dict[str, Any]:
 def load_all(rank: int, world: int, uri: str) -> dict[str, Any]:
     """So many ranks load what the two saved."""
     found: dict[str, Any] = {way: loaded(f"{uri}/{way}") for way in ("plain", "each", "thread")}
+    reader, values = TieredStorageReader.newest(f"{uri}/run"), zeros()
+    load(values, storage_reader=reader)
+    assert reader.chosen is not None
+    found["newest"] = (reader.chosen.step, reader.checkpoint_id, whole(values))
+    try:
+        load(values, storage_reader=TieredStorageReader.newest(f"{uri}/nothing"))
+    except FileNotFoundError as error:
+        found["nothing"] = str(error)
     training = Training(2)
     training.step()
     state = training.state()
@@ -186,19 +198,13 @@ def load_all(rank: int, world: int, uri: str) -> dict[str, Any]:
     return found
 
 
-class Dying(TieredStorageWriter):
+class Dying(DefaultSavePlanner):
     """Its process dies in the middle of a file."""
 
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
-        resolve = planner.resolve_data
-
-        def dying(item: WriteItem) -> Any:
-            if item.index.fqn == "second":
-                os.kill(os.getpid(), signal.SIGKILL)
-            return resolve(item)
-
-        planner.resolve_data = dying  # type: ignore[method-assign]
-        return super().write_data(plan, planner)
+    def resolve_data(self, write_item: WriteItem) -> Any:
+        if write_item.index.fqn == "second":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().resolve_data(write_item)
 
 
 def die(rank: int, world: int, uri: str) -> dict[str, Any]:
@@ -206,25 +212,20 @@ def die(rank: int, world: int, uri: str) -> dict[str, Any]:
     process = saved_aside(uri, AsyncCheckpointerType.PROCESS)
     values = {"first": torch.ones(5 << 18), "second": torch.ones(5 << 18)}
     future = async_save(
-        values, storage_writer=Dying(f"{uri}/dead"), async_checkpointer_type=AsyncCheckpointerType.PROCESS
+        values,
+        storage_writer=TieredStorageWriter(f"{uri}/dead"),
+        planner=Dying(),
+        async_checkpointer_type=AsyncCheckpointerType.PROCESS,
     )
-    assert not hasattr(future, "upload_completion")
+    assert isinstance(future, Future)
     return {"process": process, "error": str(future.exception())}
-
-
-def newest(rank: int, world: int, uri: str) -> dict[str, Any]:
-    """Each rank asks for the newest checkpoint, which it does not name."""
-    found = zeros()
-    reader = TieredStorageReader.newest(uri)
-    load(found, storage_reader=reader)
-    return {"whole": whole(found), "uri": reader.checkpoint_id}
 
 
 def main() -> None:
     what, rank, world, store, uri = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
     warnings.filterwarnings("ignore")
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-    acts = {"save_all": save_all, "load_all": load_all, "die": die, "newest": newest}
+    acts = {"save_all": save_all, "load_all": load_all, "die": die}
     found = acts[what](rank, world, uri)
     dist.barrier()
     dist.destroy_process_group()

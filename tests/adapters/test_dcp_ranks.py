@@ -19,13 +19,15 @@ def test_two_ranks_save_in_every_way_and_any_number_loads(
     uri: str, environment: Environment, beyond: Callable[[], Mapping[str, bytes]], tmp_path: Path
 ) -> None:
     saved = ranks.run(environment(), "save_all", 2, tmp_path, uri)
+    sums = saved[0]["sums"]
     for rank in saved:
-        nothing = rank.pop("nothing")
-        assert nothing == f"{uri}/nothing holds no checkpoint"
-        sums = rank.pop("sums")
+        assert rank.pop("nothing") == f"{uri}/nothing holds no checkpoint"
+        assert rank.pop("sums") == sums
         assert rank == {"plain": True, "each": True, "alone": True, "thread": True}
     # In other numbers than they were saved by.
     for rank in ranks.run(environment(), "load_all", 3, tmp_path, uri):
+        assert rank.pop("nothing") == f"no whole checkpoint is under {uri}/nothing"
+        assert rank.pop("newest") == [30, f"{uri}/run/step_30", True]
         assert rank == {"plain": True, "each": True, "thread": True, "sums": sums}
     for way in ("plain", "each", "thread"):
         found = {name: torch.zeros_like(value) for name, value in ranks.tensors().items()}

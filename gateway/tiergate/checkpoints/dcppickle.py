@@ -76,11 +76,6 @@ CALLS: Final = {
 _DTYPE = re.compile(r"(b?float|u?int|complex|qu?int|bits)\d\w{0,16}|bool")
 
 
-def is_dtype(module: str, name: str) -> bool:
-    """Whether it names a dtype of torch."""
-    return module == "torch" and _DTYPE.fullmatch(name) is not None
-
-
 @dataclass(slots=True)
 class Built:
     """Stands for an object or the result of a call: `what` it is of and what it was made from."""
@@ -290,7 +285,7 @@ class _Machine:
             self._make(Name(what, is_class=True))
         elif what := CALLS.get((module, name)):
             self._make(Name(what, is_call=True))
-        elif is_dtype(module, name):
+        elif module == "torch" and _DTYPE.fullmatch(name):
             self._make(f"torch.{name}")
         else:
             raise MetadataError(f"it names {module[:80]}.{name[:80]}, which no such list needs")
