@@ -36,7 +36,7 @@ def test_two_ranks_save_in_every_way_and_any_number_loads(
     # What is in S3 alone, by torch's own reader.
     for name, body in beyond().items():
         path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(body)
     for way in ("plain", "each", "thread"):
         found = {name: torch.zeros_like(value) for name, value in ranks.tensors().items()}
