@@ -51,6 +51,7 @@ from torch.utils.serialization import config as serialization
 from tiergate_adapters.metadata import read_list
 from tiergate_adapters.newest import newest
 from tiergate_adapters.place import Place
+from tiergate_adapters.slabs import together
 from tiergate_adapters.store import Store
 
 if TYPE_CHECKING:
@@ -65,13 +66,16 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import WriteResult
 
     from tiergate_adapters.newest import Checkpoint
+    from tiergate_adapters.store import ObjectReader
 
 REQUEST_BYTES = 32 << 20
 """Neighbouring pieces of a file are read together up to this length."""
 GAP_BYTES = 256 << 10
 """What lies between two pieces is read along up to this length: less time than another request."""
-READ_AHEAD_COUNT = 4
+THREADS_COUNT = 4
 """Requests on their way or read, and not yet copied, at a time."""
+HEAD_BYTES = 2 << 10
+"""What torch.save adds to a tensor, at most by far."""
 _FORMAT = SerializationFormat.TORCH_SAVE
 
 
@@ -179,12 +183,14 @@ class TieredStorageWriter(StorageWriter):
 
     def _write_file(self, planner: SavePlanner, name: str, items: list[WriteItem]) -> list[WriteResult]:
         loader = self._loader(planner)
+        about_bytes = HEAD_BYTES * len(items)
         for item in items:
             if item.type != WriteItemType.BYTE_IO:
+                about_bytes += _item_size(item)
                 loader.add(_item_size(item), item)
         loader.start_loading()
         results = []
-        with _unmasked(), self._store.create(name) as stream, _without_sums():
+        with _unmasked(), self._store.create(name, size_bytes=about_bytes) as stream, _without_sums():
             for item in items:
                 if item.type == WriteItemType.BYTE_IO:
                     data = planner.resolve_data(item)
@@ -336,14 +342,24 @@ class TieredStorageReader(StorageReader):
             info = self._stored[item.storage_index]
             span = (info.offset, info.offset + info.length)
             wanted.setdefault(info.relative_path, {}).setdefault(span, []).append(item)
-        with ExitStack() as stack:
-            files = {name: stack.enter_context(self._store.open(name)) for name in wanted}
-            requests = [(name, *request) for name, spans in wanted.items() for request in _joined(sorted(spans))]
-            pool = stack.enter_context(ThreadPoolExecutor(READ_AHEAD_COUNT, "tiergate-read"))
-            views = _ahead(pool, [partial(files[name].range, start, end) for name, start, end, _ in requests])
-            for (name, start, _, spans), view in zip(requests, views, strict=True):
-                for span in spans:
-                    self._deliver(view[span[0] - start : span[1] - start], wanted[name][span], planner)
+        with ExitStack() as files, ThreadPoolExecutor(THREADS_COUNT, "tiergate-read") as pool:
+
+            def opened(name: str) -> ObjectReader:
+                return files.enter_context(self._store.open(name))
+
+            for file, spans in zip(pool.map(opened, wanted), wanted.values(), strict=True):
+                far = []
+                for span in sorted(spans):
+                    near = file.mapped(*span)
+                    if near is None:
+                        far.append(span)
+                    else:
+                        self._deliver(together(near), spans[span], planner)
+                requests = [*_joined(far)]
+                views = _ahead(pool, [partial(file.fetched, start, end) for start, end, _ in requests])
+                for (start, _, parts), view in zip(requests, views, strict=True):
+                    for part in parts:
+                        self._deliver(view[part[0] - start : part[1] - start], spans[part], planner)
         return _done(None)
 
     def _deliver(self, piece: memoryview, items: list[ReadItem], planner: LoadPlanner) -> None:
@@ -442,7 +458,7 @@ def _ahead(pool: ThreadPoolExecutor, reads: Iterable[Callable[[], memoryview]]) 
     try:
         for read in reads:
             pending.append(pool.submit(read))
-            if len(pending) == READ_AHEAD_COUNT:
+            if len(pending) == THREADS_COUNT:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()

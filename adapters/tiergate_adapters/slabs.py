@@ -172,6 +172,18 @@ def cut(views: Sequence[memoryview], low: int, high: int) -> list[memoryview]:
     return found
 
 
+def together(views: Sequence[memoryview]) -> memoryview:
+    """All of it in one piece, copied only if it is in several."""
+    if len(views) == 1:
+        return views[0]
+    found = memoryview(bytearray(sum(map(len, views))))
+    at = 0
+    for view in views:
+        copy(found[at : at + len(view)], view)
+        at += len(view)
+    return found.toreadonly()
+
+
 def copy(target: memoryview, source: memoryview) -> None:
     """Copy bytes of equal length; long ones without holding up other threads."""
     if numpy is None or len(source) <= PLAIN_COPY_BYTES:

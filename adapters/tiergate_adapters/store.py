@@ -12,7 +12,7 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from tiergate_adapters.place import Place
 from tiergate_adapters.route import Route, UnreachableError
-from tiergate_adapters.slabs import copy, cut, drop_share
+from tiergate_adapters.slabs import copy, cut, drop_share, together
 from tiergate_adapters.uploads import Upload, release
 
 if TYPE_CHECKING:
@@ -233,6 +233,7 @@ class ObjectReader(io.RawIOBase):
         self._store = store
         self._route = store.route
         self._named = {"Bucket": store.place.bucket, "Key": key}
+        self.key = key
         try:
             head = store._read(f"head of {key}", lambda client: client.head_object(**self._named))
         except ClientError as error:
@@ -275,12 +276,12 @@ class ObjectReader(io.RawIOBase):
 
     def _near(self, start: int, end: int) -> list[memoryview]:
         """As `views`, fetching more than is asked for where it is fetched."""
-        mapped = self._mapped(start, end)
+        mapped = self.mapped(start, end)
         if mapped is not None:
             return mapped
         at, held = self._ahead
         if not at <= start <= end <= at + len(held):
-            at, held = start, self._fetched(start, min(self.size_bytes, max(end, start + AHEAD_BYTES)))
+            at, held = start, self.fetched(start, min(self.size_bytes, max(end, start + AHEAD_BYTES)))
             self._ahead = at, held
         return [held[start - at : end - at]]
 
@@ -292,33 +293,27 @@ class ObjectReader(io.RawIOBase):
             ClientError: the object was replaced or deleted meanwhile (412, 404), or cannot be read.
             UnreachableError: who has it does not answer.
         """
-        views = self.views(start, end)
-        if len(views) == 1:
-            return views[0]
-        found = memoryview(bytearray(sum(map(len, views))))
-        at = 0
-        for view in views:
-            copy(found[at : at + len(view)], view)
-            at += len(view)
-        return found.toreadonly()
+        return together(self.views(start, end))
 
     def views(self, start: int, end: int) -> list[memoryview]:
         """As `range`, in as many pieces as they lie in."""
         end = min(end, self.size_bytes)
         if start >= end:
             return []
-        mapped = self._mapped(start, end)
-        return mapped if mapped is not None else [self._fetched(start, end)]
+        mapped = self.mapped(start, end)
+        return mapped if mapped is not None else [self.fetched(start, end)]
 
-    def _fetched(self, start: int, end: int) -> memoryview:
+    def fetched(self, start: int, end: int) -> memoryview:
+        """As `range`, by a request, wherever they lie. Any thread may, also several at a time."""
+
         def fetch(client: Any) -> memoryview:
             answer = client.get_object(**self._named, IfMatch=self.etag, Range=f"bytes={start}-{end - 1}")
             return memoryview(answer["Body"].read())
 
         return self._store._read(f"bytes of {self._named['Key']}", fetch)
 
-    def _mapped(self, start: int, end: int) -> list[memoryview] | None:
-        """The bytes as they lie in this node's memory; None where they do not, or not all."""
+    def mapped(self, start: int, end: int) -> list[memoryview] | None:
+        """The bytes as they lie in this node's memory, in as many pieces; None where they do not, or not all."""
         found: list[memoryview] = []
         for window in range(start // WINDOW_BYTES, -(-end // WINDOW_BYTES)):
             if window not in self._windows and not self._map(window):

@@ -262,49 +262,72 @@ def test_a_save_that_fails_leaves_no_list_and_nothing_of_the_file(
 
 
 # -- reading
+Ranges = list[tuple[int, int]]
+
+
 @pytest.fixture
-def ranges(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    """What is asked of files: name, start, end."""
-    asked: list[tuple[str, int, int]] = []
-    of, read = ObjectReader.__init__, ObjectReader.range
-    names: dict[int, str] = {}
+def mapped(monkeypatch: pytest.MonkeyPatch) -> Ranges:
+    """The ranges that were read where they lie."""
+    asked: Ranges = []
+    read = ObjectReader.mapped
 
-    def opening(self: ObjectReader, store: Any, key: str) -> None:
-        of(self, store, key)
-        names[id(self)] = key.rpartition("/")[2]
+    def noting(self: ObjectReader, start: int, end: int) -> list[memoryview] | None:
+        found = read(self, start, end)
+        if found is not None and not self.key.endswith(".metadata"):
+            asked.append((start, end))
+        return found
 
-    def noting(self: ObjectReader, start: int, end: int) -> memoryview:
-        if names[id(self)] != ".metadata":
-            asked.append((names[id(self)], start, end))
-        return read(self, start, end)
-
-    monkeypatch.setattr(ObjectReader, "__init__", opening)
-    monkeypatch.setattr(ObjectReader, "range", noting)
+    monkeypatch.setattr(ObjectReader, "mapped", noting)
     return asked
 
 
-def test_only_the_pieces_that_are_wanted_are_read(uri: str, ranges: list[tuple[str, int, int]]) -> None:
+@pytest.fixture
+def ranges(monkeypatch: pytest.MonkeyPatch) -> Ranges:
+    """The ranges of files that are asked for where nothing is mapped."""
+    asked: Ranges = []
+    read = ObjectReader.fetched
+
+    def noting(self: ObjectReader, start: int, end: int) -> memoryview:
+        if not self.key.endswith(".metadata"):
+            asked.append((start, end))
+        return read(self, start, end)
+
+    monkeypatch.setattr(ObjectReader, "mapped", lambda *_: None)
+    monkeypatch.setattr(ObjectReader, "fetched", noting)
+    return asked
+
+
+def test_on_this_node_tensors_are_copied_from_where_they_lie(uri: str, mapped: Ranges) -> None:
+    tensors = {f"w{number}": torch.rand(GAP_BYTES) for number in range(3)}
+    save(tensors, storage_writer=TieredStorageWriter(uri), no_dist=True)
+    found = {name: torch.zeros_like(tensors[name]) for name in ("w0", "w2")}
+    load(found, storage_reader=TieredStorageReader(uri), no_dist=True)
+    assert same(found, {name: tensors[name] for name in found})
+    assert len(mapped) == 2
+
+
+def test_only_the_pieces_that_are_wanted_are_read(uri: str, ranges: Ranges) -> None:
     tensors = {f"w{number}": torch.rand(GAP_BYTES // 4) for number in range(6)}
     save(tensors, storage_writer=TieredStorageWriter(uri), no_dist=True)
     found = {name: torch.zeros_like(tensors[name]) for name in ("w1", "w4", "w5")}
     load(found, storage_reader=TieredStorageReader(uri), no_dist=True)
     assert same(found, {name: tensors[name] for name in found})
-    read = sorted(end - start for _, start, end in ranges)
+    read = sorted(end - start for start, end in ranges)
     assert len(read) == 2  # of which one is for two neighbours
     assert sum(read) < 3 * (GAP_BYTES + 4096)
 
 
-def test_neighbours_are_read_together_but_not_more_than_so_much(uri: str, ranges: list[tuple[str, int, int]]) -> None:
+def test_neighbours_are_read_together_but_not_more_than_so_much(uri: str, ranges: Ranges) -> None:
     tensors = {f"w{number}": torch.full((REQUEST_BYTES // 16,), float(number)) for number in range(9)}
     save(tensors, storage_writer=TieredStorageWriter(uri), no_dist=True)
     found = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     load(found, storage_reader=TieredStorageReader(uri), no_dist=True)
     assert same(found, tensors)
     assert len(ranges) == 3
-    assert max(end - start for _, start, end in ranges) <= REQUEST_BYTES
+    assert max(end - start for start, end in ranges) <= REQUEST_BYTES
 
 
-def test_a_piece_that_is_wanted_twice_is_read_once(uri: str, ranges: list[tuple[str, int, int]]) -> None:
+def test_a_piece_that_is_wanted_twice_is_read_once(uri: str, ranges: Ranges) -> None:
     class Halves(DefaultLoadPlanner):
         """Reads the two halves of each tensor as if they were pieces of their own."""
 
