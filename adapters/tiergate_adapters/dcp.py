@@ -51,7 +51,7 @@ from torch.utils.serialization import config as serialization
 from tiergate_adapters.metadata import read_list
 from tiergate_adapters.newest import newest
 from tiergate_adapters.place import Place
-from tiergate_adapters.slabs import together
+from tiergate_adapters.slabs import copy, cut, together
 from tiergate_adapters.store import Store
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ THREADS_COUNT = 4
 """Requests on their way or read, and not yet copied, at a time."""
 HEAD_BYTES = 2 << 10
 """What torch.save adds to a tensor, at most by far."""
+PLAIN_BYTES = 64 << 10
+"""A piece up to this length is read by torch.load itself."""
 _FORMAT = SerializationFormat.TORCH_SAVE
 
 
@@ -354,35 +356,29 @@ class TieredStorageReader(StorageReader):
                     if near is None:
                         far.append(span)
                     else:
-                        self._deliver(together(near), spans[span], planner)
+                        self._deliver(near, spans[span], planner)
                 requests = [*_joined(far)]
                 views = _ahead(pool, [partial(file.fetched, start, end) for start, end, _ in requests])
                 for (start, _, parts), view in zip(requests, views, strict=True):
                     for part in parts:
-                        self._deliver(view[part[0] - start : part[1] - start], spans[part], planner)
+                        self._deliver([view[part[0] - start : part[1] - start]], spans[part], planner)
         return _done(None)
 
-    def _deliver(self, piece: memoryview, items: list[ReadItem], planner: LoadPlanner) -> None:
+    def _deliver(self, views: list[memoryview], items: list[ReadItem], planner: LoadPlanner) -> None:
         """Give the planner what lies in a piece."""
         info = self._stored[items[0].storage_index]
         if info.transform_descriptors:
-            raw = io.BytesIO(piece)
+            raw = io.BytesIO(together(views))
             clear = self._transforms.transform_load_stream(items[0], info.transform_descriptors, raw)
-            piece = memoryview(clear.read())
-        tensor: Tensor | None = None
+            views = [memoryview(clear.read())]
+        stored: _Stored | None = None
         for item in items:
             if item.type == LoadItemType.BYTE_IO:
-                planner.load_bytes(item, io.BytesIO(piece))
+                planner.load_bytes(item, io.BytesIO(together(views)))
                 continue
-            if tensor is None:
-                tensor = _tensor_over(piece)
-            part = tensor
-            for dimension, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                part = part.narrow(dimension, offset, length)
+            stored = stored or _Stored(views)
             target = planner.resolve_tensor(item).detach()
-            if target.size() != part.size():
-                raise ValueError(f"{item.storage_index}: {part.size()} is stored and {target.size()} wanted")
-            target.copy_(part)
+            stored.copy_to(target, item)
             planner.commit_tensor(item, target)
 
 
@@ -468,12 +464,101 @@ def _ahead(pool: ThreadPoolExecutor, reads: Iterable[Callable[[], memoryview]]) 
 
 
 # -- tensors where they lie
-class _Piece(io.RawIOBase):
-    """Memory as a file, without copying it first."""
+class _Stored:
+    """A tensor as torch.save wrote it, in the memory of some views.
 
-    def __init__(self, memory: memoryview) -> None:
+    Raises:
+        UnpicklingError: it holds what no tensor needs.
+        RuntimeError: it is no such file.
+    """
+
+    def __init__(self, views: list[memoryview]) -> None:
+        self._views = views
+        self._head = _head_of(views) if sum(map(len, views)) > PLAIN_BYTES else None
+        self._data: list[memoryview] = []
+        self._tensor: Tensor | None = None
+        if self._head is not None:
+            storage = cast(Any, self._head.untyped_storage())
+            start = storage._checkpoint_offset
+            self._data = cut(views, start, start + storage.nbytes())
+
+    def copy_to(self, target: Tensor, item: ReadItem) -> None:
+        """Fill the tensor with what the item is of it.
+
+        Raises:
+            ValueError: their sizes differ.
+        """
+        head = self._head
+        if head is not None and len(self._data) > 1 and _is_alike(target, head):
+            # In several pieces, and all of it: no need to put them together first.
+            memory = memoryview((ctypes.c_char * target.nbytes).from_address(target.data_ptr())).cast("B")
+            at, done = int(head.storage_offset()) * head.itemsize, 0
+            for view in cut(self._data, at, at + target.nbytes):
+                copy(memory[done : done + len(view)], view)
+                done += len(view)
+            return
+        part = self._tensor = self._whole() if self._tensor is None else self._tensor
+        for dimension, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+            part = part.narrow(dimension, offset, length)
+        if target.size() != part.size():
+            raise ValueError(f"{item.storage_index}: {part.size()} is stored and {target.size()} wanted")
+        target.copy_(part)
+
+    def _whole(self) -> Tensor:
+        """The tensor, on the memory of the views if that is in one piece: to be read only, while it is there."""
+        if self._head is None:
+            found: Tensor = torch.load(io.BytesIO(together(self._views)), map_location="cpu", weights_only=True)
+            return found
+        head, data = self._head, together(self._data)
+        # By its address: of a buffer that is not to be written to, torch warns.
+        memory = (ctypes.c_char * len(data)).from_address(np.frombuffer(data, np.uint8).ctypes.data)
+        self._data = [data]
+        storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+        return torch.empty(0, dtype=head.dtype).set_(storage, head.storage_offset(), head.size(), head.stride())
+
+
+def _is_alike(target: Tensor, head: Tensor) -> bool:
+    """Whether the bytes of one are those of the other."""
+    return (
+        target.device.type == "cpu"
+        and (target.dtype, target.size()) == (head.dtype, head.size())
+        and target.is_contiguous()
+        and head.is_contiguous()
+        and not target.is_conj()
+        and not target.is_neg()
+    )
+
+
+def _head_of(views: list[memoryview]) -> Tensor | None:
+    """The tensor without its data, of whose storage torch says where in the piece it is; None for what torch.load must
+    read as a whole."""
+    file: Any = _Piece(views)
+    if file.read(4) != b"PK\x03\x04":
+        return None
+    file.seek(0)
+    # Private: what torch.load does on the meta device, for files of this machine's order of bytes.
+    archive: Any = torch._C.PyTorchFileReader(file)
+    if archive.has_record("constants.pkl") or not archive.has_record("byteorder"):
+        return None
+    if archive.get_record("byteorder").decode() != sys.byteorder:
+        return None
+    try:
+        head = cast(Any, _load)(archive, "meta", _weights_only_unpickler, encoding="utf-8")
+    except NotImplementedError:  # Quantized ones have no such device.
+        return None
+    is_plain = type(head) in (Tensor, torch.nn.Parameter) and head.layout == torch.strided
+    if not is_plain or head.is_conj() or head.is_neg() or head.is_quantized or not head.untyped_storage().nbytes():
+        return None
+    return cast(Tensor, head.detach())
+
+
+class _Piece(io.RawIOBase):
+    """Memory as a file, without putting it together first."""
+
+    def __init__(self, views: list[memoryview]) -> None:
         super().__init__()
-        self._memory = memory
+        self._views = views
+        self._size_bytes = sum(map(len, views))
         self._at = 0
 
     def readable(self) -> bool:
@@ -486,40 +571,13 @@ class _Piece(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        self._at = max(0, (0, self._at, len(self._memory))[whence] + offset)
+        self._at = max(0, (0, self._at, self._size_bytes)[whence] + offset)
         return self._at
 
     def readinto(self, buffer: Any, /) -> int:
-        taken = self._memory[self._at : self._at + len(buffer)]
-        buffer[: len(taken)] = taken
-        self._at += len(taken)
-        return len(taken)
-
-
-def _tensor_over(piece: memoryview) -> Tensor:
-    """The tensor that torch.save wrote, on the memory of the piece: to be read only, and while the piece is there.
-
-    Raises:
-        UnpicklingError: it holds what no tensor needs.
-        RuntimeError: it is no such file.
-    """
-    found: Tensor
-    if bytes(piece[:4]) == b"PK\x03\x04":
-        # Private, all of it: what torch.load does for a file that it maps, which it takes by its path only.
-        archive = torch._C.PyTorchFileReader(cast(Any, _Piece(piece)))
-        records = archive.get_all_records()
-        is_model = "constants.pkl" in records
-        order = archive.get_record("byteorder").decode() if "byteorder" in records else ""
-        if not is_model and order == sys.byteorder:
-            over = _storage_over(piece)
-            found = cast(Any, _load)(archive, "cpu", _weights_only_unpickler, overall_storage=over, encoding="utf-8")
-            return found
-    found = torch.load(io.BytesIO(piece), map_location="cpu", weights_only=True)
-    return found
-
-
-def _storage_over(piece: memoryview) -> torch.UntypedStorage:
-    # By its address: of a buffer that is not to be written to, torch warns.
-    address = np.frombuffer(piece, np.uint8).ctypes.data
-    memory = (ctypes.c_char * len(piece)).from_address(address)
-    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+        done = 0
+        for view in cut(self._views, self._at, self._at + len(buffer)):
+            buffer[done : done + len(view)] = view
+            done += len(view)
+        self._at += done
+        return done

@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -134,20 +135,22 @@ class Route:
         retries: Any = {"mode": "standard", "total_max_attempts": self.attempts_count}
         to_s3 = tier.kind != GATEWAY.kind
         profile = os.environ.get(PROFILE_VARIABLE) if to_s3 else None
-        session = Session(profile_name=profile)
         region = self.node.region or None if to_s3 and self.node is not None else None
         # The stubs lack what keeps the environment's endpoint away from Amazon's own S3.
         more: Any = {"ignore_configured_endpoint_urls": True} if tier.endpoint == AWS else {}
-        config = Config(retries=retries, **more)
         endpoint = None if tier.endpoint == AWS else tier.endpoint
-        client: Any = session.client("s3", endpoint_url=endpoint, region_name=region, config=config)
-        if self.persist is not None and not to_s3:
-            client.meta.events.register("before-sign.s3", self._mark)
-        return client
+        persist = None if to_s3 else self.persist
 
-    def _mark(self, request: Any, **_: object) -> None:
-        if request.method in ("PUT", "POST"):
-            request.headers[PERSIST_HEADER] = self.persist
+        def make() -> Any:
+            config = Config(retries=retries, **more)
+            client = Session(profile_name=profile).client(
+                "s3", endpoint_url=endpoint, region_name=region, config=config
+            )
+            if persist is not None:
+                client.meta.events.register("before-sign.s3", partial(_mark, persist))
+            return client
+
+        return _made(("client", tier, profile, region, persist, self.attempts_count), make)
 
     def renew(self) -> None:
         """In a child that was forked: connections are its parent's, and a thread that it does not have may hold the
@@ -162,10 +165,8 @@ class Route:
         with self._lock:
             client = self.client()
             if self._endpoint is None:
-                credentials = Session().get_credentials()
-                if credentials is None:
-                    raise NoCredentialsError
-                self._endpoint = Endpoint(client.meta.endpoint_url, credentials, client.meta.region_name)
+                url, region = client.meta.endpoint_url, client.meta.region_name
+                self._endpoint = _made(("endpoint", url, region), lambda: _endpoint_of(url, region))
         return self._endpoint.ask(*words, **more)
 
     def share(self) -> Share | None:
@@ -290,10 +291,50 @@ class Route:
         raise UnreachableError(f"{what}: {', '.join(failures) or 'nobody is known who could be asked'}{why}") from last
 
 
+def _mark(persist: str, request: Any, **_: object) -> None:
+    if request.method in ("PUT", "POST"):
+        request.headers[PERSIST_HEADER] = persist
+
+
+def _endpoint_of(url: str, region: str) -> Endpoint:
+    credentials = Session().get_credentials()
+    if credentials is None:
+        raise NoCredentialsError
+    return Endpoint(url, credentials, region)
+
+
+CONFIGURING = ("AWS_", "TIERGATE_", "HOME", "BOTO")
+FILES = (("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), ("AWS_CONFIG_FILE", "~/.aws/config"))
+
+_kept: dict[tuple[Any, ...], Any] = {}
+_kept_for: tuple[Any, ...] = ()
+_lock = threading.Lock()
+
+
+def _made(what: tuple[Any, ...], make: Callable[[], T]) -> T:
+    """A client of this process: made once, since that takes longer than to write a tensor; and anew once the
+    environment, or a file with keys, is another."""
+    global _kept_for
+    configured = frozenset((name, value) for name, value in os.environ.items() if name.startswith(CONFIGURING))
+    files = (os.path.expanduser(os.environ.get(name, usual)) for name, usual in FILES)
+    now = (configured, *(os.stat(path).st_mtime_ns if os.path.exists(path) else 0 for path in files))
+    with _lock:
+        if now != _kept_for:
+            _kept.clear()
+            _kept_for = now
+        if what not in _kept:
+            _kept[what] = make()
+        found: T = _kept[what]
+        return found
+
+
 _routes: weakref.WeakSet[Route] = weakref.WeakSet()
 
 
 def _renew_all() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _kept.clear()
     for route in list(_routes):
         route.renew()
 

@@ -306,6 +306,43 @@ def test_on_this_node_tensors_are_copied_from_where_they_lie(uri: str, mapped: R
     assert len(mapped) == 2
 
 
+@pytest.mark.parametrize("is_mapped", [True, False], ids=["mapped", "fetched"])
+def test_tensors_of_any_kind_in_however_many_pieces_they_lie(
+    uri: str, monkeypatch: pytest.MonkeyPatch, is_mapped: bool
+) -> None:
+    base = torch.rand(300, 200)
+    tensors = {
+        "whole": base,
+        "rows": base[10:290],
+        "part": base[:, 5:190],
+        "transposed": base.t(),
+        "last": torch.rand(2, 3, 80, 80).to(memory_format=torch.channels_last),
+        "half": torch.rand(100_000).to(torch.bfloat16),
+        "conjugate": torch.rand(20_000, dtype=torch.complex64).conj(),
+        "negative": torch.rand(40_000, dtype=torch.complex64).conj().imag,
+        "small": torch.rand(3),
+    }
+    save(tensors, storage_writer=TieredStorageWriter(uri), no_dist=True)
+    read = ObjectReader.mapped
+
+    def torn(self: ObjectReader, start: int, end: int) -> list[memoryview] | None:
+        whole = read(self, start, end)
+        if whole is None or not is_mapped:
+            return None
+        return [view[at : at + 30_011] for view in whole for at in range(0, len(view), 30_011)]
+
+    monkeypatch.setattr(ObjectReader, "mapped", torn)
+    # Into tensors that lie as those do, into others, and into other types.
+    for make in (torch.zeros_like, lambda each: torch.zeros(each.size(), dtype=each.dtype), doubled):
+        found = {name: make(tensor) for name, tensor in tensors.items()}
+        load(found, storage_reader=TieredStorageReader(uri), no_dist=True)
+        assert same(found, {name: tensor.to(found[name].dtype) for name, tensor in tensors.items()})
+
+
+def doubled(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(tensor.size(), dtype=torch.complex128 if tensor.is_complex() else torch.float64)
+
+
 def test_only_the_pieces_that_are_wanted_are_read(uri: str, ranges: Ranges) -> None:
     tensors = {f"w{number}": torch.rand(GAP_BYTES // 4) for number in range(6)}
     save(tensors, storage_writer=TieredStorageWriter(uri), no_dist=True)
