@@ -36,7 +36,7 @@ import torch
 import torch.distributed as dist
 from aiohttp import web
 from tests.adapters.conftest import aws_environment, sources_path
-from tests.bench.measure import BUCKET, CLOCK, GIB, MIB, Figures, keep, yardstick
+from tests.bench.measure import BUCKET, CLOCK, GIB, MIB, Figures, cpu_s, keep, yardstick
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
@@ -143,7 +143,7 @@ class SageMaker:
         from amzn_sagemaker_checkpointing.storage.clients.inmemory import inmemory_client
 
         there: Any = partial(InMemoryClientConfig, base_url=daemon)
-        inmemory_client.InMemoryClientConfig = there
+        inmemory_client.InMemoryClientConfig = there  # type: ignore[attr-defined]
         quiet = logging.getLogger("quiet")
         self._config = SageMakerCheckpointConfig(namespace="bench", world_size=dist.get_world_size(), logger=quiet)
 
@@ -297,11 +297,16 @@ class Rank:
 
     def _timed(self, step: str, name: str, act: Callable[[], None]) -> None:
         dist.barrier()
+        served_s = sum(map(cpu_s, self._options.servers))
         with Peak() as peak:
-            began_s = CLOCK.monotonic_s()
+            began_s, began_cpu_s = CLOCK.monotonic_s(), time.process_time()
             act()
-            took_s = CLOCK.monotonic_s() - began_s
+            took_s, spent_s = CLOCK.monotonic_s() - began_s, time.process_time() - began_cpu_s
+        dist.barrier()
+        served_s = sum(map(cpu_s, self._options.servers)) - served_s
         self._keep(step, name, took_s)
+        self._keep(f"{step}, CPU of a rank", name, spent_s)
+        self._keep(f"{step}, CPU of servers", name, served_s)
         self._keep(f"{step}, peak MiB beyond the state", name, peak.mib)
 
     def _keep(self, step: str, name: str, figure: float) -> None:
@@ -341,13 +346,13 @@ class Rank:
 
 # -- the whole
 @contextmanager
-def daemon() -> Iterator[str]:
+def daemon() -> Iterator[tuple[str, int]]:
     with subprocess.Popen(
         [sys.executable, "-m", __spec__.name, "--serve"], stdout=subprocess.PIPE, text=True
     ) as process:
         try:
             assert process.stdout is not None
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}", process.pid
         finally:
             process.kill()
 
@@ -366,7 +371,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         running = stack.enter_context(RunningNode(origin.endpoint, memory_limit=f"{int(options.gib * 4096)}MiB"))
         words = ["--ranks", str(options.ranks), "--rounds", str(options.rounds), "--gib", str(options.gib)]
         words += ["--folder", str(folder), "--admin", running.admin, "--origin-pid", str(origin.workers[0])]
-        words += ["--daemon", stack.enter_context(daemon())]
+        url, daemon_pid = stack.enter_context(daemon())
+        workers = [pid for name, pid in running.children.items() if name.startswith("worker")]
+        words += ["--daemon", url, "--servers", *map(str, [daemon_pid, *workers])]
         environment = dict(os.environ) | aws_environment(running.endpoint, "test", "test")
         environment |= {"PYTHONPATH": sources_path(), "GLOO_SOCKET_IFNAME": "lo"}
         ranks = [
@@ -411,6 +418,7 @@ def main() -> None:
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     for name, kind in (("rank", int), ("folder", Path), ("admin", str), ("origin-pid", int), ("daemon", str)):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
+    parser.add_argument("--servers", type=int, nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve_daemon()
