@@ -27,9 +27,9 @@ from torch.serialization import get_crc32_options
 
 from tiergate import cli
 from tiergate.testing.node import RunningNode
-from tiergate.testing.origins import MotoOrigin
+from tiergate.testing.origins import MotoOrigin, free_ports
 from tiergate_adapters.dcp import GAP_BYTES, REQUEST_BYTES, TieredStorageReader, TieredStorageWriter
-from tiergate_adapters.store import ObjectReader, ObjectWriter
+from tiergate_adapters.store import ObjectReader, ObjectWriter, UnreachableError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
@@ -180,6 +180,22 @@ def test_a_gateway_that_does_not_answer_is_no_empty_place(uri: str, environment:
     environment(access_key="AKIDNOBODY")
     with pytest.raises(Exception, match=r"Forbidden|InvalidAccessKeyId"):
         load({"w": torch.zeros(1)}, storage_reader=TieredStorageReader(uri), no_dist=True)
+
+
+def test_without_any_gateway_saves_go_to_s3_and_loads_know_nothing(
+    uri: str, environment: Environment, origin: MotoOrigin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = free_ports(1)
+    environment(endpoint=f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("TIERGATE_ORIGIN", origin.endpoint)
+    writer, reader = TieredStorageWriter(uri), TieredStorageReader(uri)
+    for each in (writer, reader):
+        each._store.route.attempts_count = 1
+    save(state(5), storage_writer=writer, no_dist=True)
+    access = stock(origin.endpoint, origin.access_key, origin.secret_key)
+    assert same(loaded(FsspecReader(uri, **access)), state(5))
+    with pytest.raises(UnreachableError):
+        loaded(reader)
 
 
 def test_an_existing_checkpoint_can_be_protected(uri: str) -> None:
