@@ -14,7 +14,7 @@ from tiergate.clock import SystemClock
 
 T = TypeVar("T")
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 PROGRAM = """
 import argparse, sys
 from tiergate.cli import Screen

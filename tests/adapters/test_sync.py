@@ -71,6 +71,7 @@ def start(folder: Path, uri: str, front: FaultyOrigin, environment: Environment)
     running: list[RunningSync] = []
 
     def begin(*flags: str, at: Path = folder, to: str = uri, **options: Any) -> RunningSync:
+        flags = ("--flush-deadline", "200", *flags)  # of several the last one holds
         sync = RunningSync(at, to, *flags, environment=environment(front.endpoint), **options)
         running.append(sync)
         return sync.__enter__()
@@ -147,7 +148,7 @@ def test_the_folder_is_restored_then_followed(
     assert not (folder / "later").exists()
     assert sync.stop() == 0, sync.said
     assert "has all of" in sync.lines[-1]
-    assert sync.errors == []
+    assert [line for line in sync.errors if "ending: " not in line] == []
 
 
 def test_odd_names_empty_files_and_a_big_file_go_there_and_back(
