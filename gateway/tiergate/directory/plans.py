@@ -77,7 +77,7 @@ def _is_anew(rows: Rows, name: ObjectName, old: Record | None, plan: Plan, inten
         return False
     for scope in ancestor_scopes(name.key):
         if not scope.startswith(plan.prefix):
-            return False
+            continue
         for marker in rows.marker_names(name.bucket, scope):
             record = rows.record(marker)
             if record is not None and record.version is not None and record.revision > plan.revision:

@@ -61,12 +61,6 @@ def wish_of(headers: Mapping[str, str], metadata: Mapping[str, str]) -> Wish | N
     return None
 
 
-def is_spread(prefix: str, run: str) -> bool:
-    """Whether a set's objects lie in several folders of its run (each rank's own): it goes to the origin, as whether
-    that has anything of it cannot be asked by one prefix."""
-    return prefix.count("/", len(run)) > 1
-
-
 class Persisting:
     """Asked before each commit of a version."""
 
@@ -90,10 +84,12 @@ class Persisting:
         if policy is None:
             return NOT_KEPT
         prefix = set_prefix_of(name.key, policy.prefix)
-        if is_spread(prefix, policy.prefix):
-            return NOT_KEPT
         if prefix:
-            return Kept(await self.plan(name.bucket, prefix, policy, wish, over))
+            plan = await self.plan(name.bucket, prefix, policy, wish, over)
+            if plan.parks(role) and not await self._is_free(name, plan, policy):
+                await self._promotion.promote(plan)
+                plan = await self._rooms.directory.get_plan(name.bucket, prefix) or plan
+            return Kept(plan)
         if role is not Role.POINTER:
             return NOT_KEPT
         if version.size_bytes > POINTER_LIMIT_BYTES:
@@ -112,7 +108,7 @@ class Persisting:
         """An upload begins whose client says what it wishes, which decides for its set if nothing did."""
         policy = self.policy_of(name)
         prefix = set_prefix_of(name.key, policy.prefix) if policy is not None else ""
-        if policy is not None and prefix and wish is not None and not is_spread(prefix, policy.prefix):
+        if policy is not None and prefix and wish is not None:
             await self.plan(name.bucket, prefix, policy, wish)
 
     async def is_parked(self, name: ObjectName, uid: str) -> bool:
@@ -164,6 +160,15 @@ class Persisting:
                 return False
             after = records[-1].name.key
         return await self._is_absent(bucket, prefix, policy)
+
+    async def _is_free(self, name: ObjectName, plan: Plan, policy: PrefixSettings) -> bool:
+        """Whether the origin surely has nothing of a key of a set that is kept. It was asked when that was decided, but
+        not about the folders of all ranks."""
+        if name.key.startswith(plan.prefix):
+            return True
+        if (await self._rooms.directory.get(name)).record is not None:
+            return True  # The commit looks at it.
+        return await self._is_absent(name.bucket, name.key, policy)
 
     async def _is_absent(self, bucket: str, prefix: str, policy: PrefixSettings) -> bool:
         """Whether the origin surely has nothing under a prefix of which the directory knows nothing there."""

@@ -50,6 +50,12 @@ class Found:
         times_s = [write.committed_s for write in self.writes.values()]
         return max((*times_s, *(record.version.modified_s for record in self.records if record.version)), default=0.0)
 
+    @property
+    def scopes(self) -> set[str]:
+        """Prefixes under which all of it lies that is pending: its own, and the folders of other ranks."""
+        prefix = self.plan.prefix
+        return {prefix, *(scope_of(name.key) for name in self.writes if not name.key.startswith(prefix))}
+
 
 Judge = Callable[[Found], Awaitable[bool]]
 """Whether a set is complete, in whatever tier."""
@@ -324,7 +330,7 @@ class Keeper:
             is_named = any(found.plan.prefix in write.points_to for write in look.loose if not write.parked)
             if is_named or not await self._complete(found, self._quiet_s):
                 continue
-            if await self._is_absent(look.run, found.plan.prefix):
+            if all([await self._is_absent(look.run, scope) for scope in sorted(found.scopes)]):
                 await self._park(found)
 
     async def _park(self, found: Found) -> None:

@@ -8,7 +8,7 @@ more; then markers and pointers are owed, the innermost first. Write-back's fenc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from tiergate.checkpoints.markers import scope_of
+from tiergate.checkpoints.markers import is_within, reach_of, scope_of
 from tiergate.checkpoints.recognition import set_prefix_of
 from tiergate.clock import Clock
 from tiergate.config import PrefixSettings
@@ -90,14 +90,18 @@ class Promotion:
 
     async def under(self, bucket: str, prefix: str) -> int:
         """Bring all that stays in memory under a prefix to the origin; how many writes that were."""
-        parked = [write for write in await self._directory.pending_under(bucket, prefix, MANY) if write.parked]
+        parked = await self._parked_under(bucket, prefix)
         plans: dict[tuple[str, str], Plan] = {(plan.run, plan.prefix): plan for plan in await self._plans(parked)}
         plans |= {(plan.run, plan.prefix): plan for plan in await self._directory.plans(bucket, prefix)}
         count = 0
         for plan in sorted(plans.values(), key=lambda plan: plan.ordinal):
             count += await self.promote(plan)
-        left = [write for write in await self._directory.pending_under(bucket, prefix, MANY) if write.parked]
-        return count + await self._owe(in_order(left))
+        return count + await self._owe(in_order(await self._parked_under(bucket, prefix)))
+
+    async def _parked_under(self, bucket: str, prefix: str) -> list[Pending]:
+        """What is parked under a prefix, and what of a set that it is the prefix of lies elsewhere."""
+        writes = await self._directory.pending_under(bucket, reach_of(prefix), MANY)
+        return [write for write in writes if write.parked and is_within(write.name.key, prefix)]
 
     async def _plans(self, parked: Iterable[Pending]) -> list[Plan]:
         places = {

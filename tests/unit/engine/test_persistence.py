@@ -1,7 +1,8 @@
 """What stays in memory by policy: how writes are decided, and who takes them out of there."""
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -183,17 +184,6 @@ async def test_overwriting_a_marked_set_begins_another(policy: Start) -> None:
     assert (await plan_of(one, 1)).ordinal == first.ordinal + 1
     assert await save(one, 1, headers={"x-tiergate-persist": "s3"}) == [SENT] * 3
     assert await keys_in_memory(one) == set()
-
-
-async def test_set_with_a_folder_for_each_rank_goes_to_the_origin(policy: Start) -> None:
-    one = policy("none")
-    for rank in (0, 1):
-        assert await put(one, f"run/rank_{rank}/step_5/checkpoint.pt") == SENT
-    assert await put(one, "run/rank_0/step_5/metadata.metadata") == SENT
-    for rank in (0, 1):
-        assert await put(one, f"run/step_5/rank_{rank}/checkpoint.pt") == KEPT
-    assert await put(one, "run/step_5/rank_0/metadata.metadata") == KEPT
-    assert {plan.prefix for plan in await one.directory.plans(BUCKET, "")} == {"run/step_5/"}
 
 
 async def test_pointer_that_is_text_follows_too(policy: Start) -> None:
@@ -555,3 +545,111 @@ async def test_only_a_set_that_its_own_list_finds_whole_supersedes_others(policy
         assert await steps() == {"step_3"}
     finally:
         await checkpoints.close()
+
+
+# -- sets with a folder for each rank
+async def save_tiered(one: Cluster, step: int, ranks: Sequence[int] = (1, 0, 2)) -> list[str]:
+    """Write a tiered checkpoint, its shards in that order; the rules its objects were acknowledged under."""
+    keys = [f"run/rank_{rank}/step_{step}/checkpoint.pt" for rank in ranks]
+    return [await put(one, key) for key in (*keys, f"run/rank_0/step_{step}/metadata.metadata")]
+
+
+def tiered_steps(keys: Iterable[str]) -> dict[str, int]:
+    """How many objects of each step are among the keys."""
+    return dict(Counter(key.split("/")[2] for key in keys))
+
+
+async def test_all_ranks_of_a_step_follow_its_first_object(policy: Start) -> None:
+    one = policy("every 2")
+    rules = [set(await save_tiered(one, step)) for step in range(4)]
+    assert rules == [{SENT}, {KEPT}, {SENT}, {KEPT}]
+    assert tiered_steps(await keys_in_memory(one)) == {"step_1": 4, "step_3": 4}
+    assert [plan.prefix for plan in await one.directory.plans(BUCKET, "")] == [
+        f"run/rank_0/step_{step}/" for step in range(4)
+    ]
+
+
+async def test_both_tiered_layouts_are_sets_of_a_run_that_is_further_up(policy: Start) -> None:
+    one = policy("none")
+    for key in ("job/rank_1/step_5/checkpoint.pt", "job/rank_0/step_5/metadata.metadata"):
+        assert await put(one, f"run/{key}") == KEPT
+    for key in ("ray/step_5/rank_1/checkpoint.pt", "ray/step_5/rank_0/metadata.metadata"):
+        assert await put(one, f"run/{key}") == KEPT
+    prefixes = [plan.prefix for plan in await one.directory.plans(BUCKET, "")]
+    assert prefixes == ["run/job/rank_0/step_5/", "run/ray/step_5/"]
+
+
+async def test_one_rank_that_wants_s3_takes_all_ranks_there(policy: Start) -> None:
+    one = policy("none")
+    await save_tiered(one, 1)
+    assert await put(one, "run/rank_3/step_1/checkpoint.pt", headers={"x-tiergate-persist": "s3"}) == SENT
+    assert await keys_in_memory(one) == set()
+    assert len(await one.directory.pending()) == 5
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+async def test_step_that_the_origin_has_a_shard_of_is_not_kept(policy: Start, rank: int, exclusive: bool) -> None:
+    one = policy("none", exclusive=exclusive)
+    one.origin.put_foreign(name_of(f"run/rank_{rank}/step_1/checkpoint.pt"), b"old")
+    rules = await save_tiered(one, 1)
+    assert rules[-1] == (KEPT if exclusive else SENT)
+    assert len(await keys_in_memory(one)) == (4 if exclusive else 0)
+
+
+async def test_step_of_which_the_directory_knows_a_shard_is_not_kept(policy: Start) -> None:
+    one = policy("none", exclusive=True)
+    one.origin.put_foreign(name_of("run/rank_2/step_1/checkpoint.pt"), b"old")
+    await one["a"].ask("HeadObject", "HEAD", "run/rank_2/step_1/checkpoint.pt")
+    assert (await save_tiered(one, 1))[-2:] == [SENT, SENT]
+    assert await keys_in_memory(one) == set()
+
+
+async def test_saving_a_marked_step_again_begins_another_set(policy: Start) -> None:
+    one = policy("none")
+    await save_tiered(one, 1)
+    assert await save_tiered(one, 1) == [KEPT] * 4
+    plan = await one.directory.get_plan(BUCKET, "run/rank_0/step_1/")
+    assert plan is not None
+    assert plan.ordinal == 2
+
+
+async def test_superseded_steps_are_dropped_with_all_ranks(policy: Start) -> None:
+    one = policy("none", keep=1)
+    keeper = keeper_of(one)
+    for step in range(3):
+        await save_tiered(one, step)
+        await put(one, f"run/rank_1/step_{step + 1}/checkpoint.pt")
+        await keeper.round()
+        assert tiered_steps(await keys_of(one)) == {f"step_{step}": 4, f"step_{step + 1}": 1}
+
+
+@pytest.mark.parametrize("under", ["run/", "run/rank_0/step_1/", "run/rank_2/step_1/"])
+async def test_step_is_promoted_with_all_ranks(policy: Start, under: str) -> None:
+    one = policy("none")
+    await save_tiered(one, 1)
+    assert await promotion_of(one).under(BUCKET, under) == 4
+    assert await keys_in_memory(one) == set()
+
+
+async def test_steps_whose_plan_was_forgotten_go_with_all_ranks(policy: Start) -> None:
+    one = policy("none")
+    for step in (1, 2):
+        await save_tiered(one, step)
+    plan = await one.directory.get_plan(BUCKET, "run/rank_0/step_1/")
+    assert plan is not None
+    assert await one.directory.change_plan(plan, None)
+    await keeper_of(one).round()
+    assert tiered_steps(await keys_in_memory(one)) == {"step_2": 4}
+
+
+@pytest.mark.parametrize("leftover", ["", "run/rank_2/step_0/checkpoint.pt"])
+async def test_superseded_steps_are_skipped_with_all_ranks(policy: Start, leftover: str) -> None:
+    one = policy("all", skip_superseded=True, keep=9)
+    if leftover:
+        one.origin.put_foreign(name_of(leftover), b"old")
+    for step in range(3):
+        assert set(await save_tiered(one, step)) == {SENT}
+    await keeper_of(one).round()
+    skipped = {"step_1": 4} if leftover else {"step_0": 4, "step_1": 4}
+    assert tiered_steps(await keys_in_memory(one)) == skipped

@@ -159,6 +159,15 @@ class Plans:
         assert await put_planned(directory, MARKER, "m3", again, Role.MARKER)
         assert await directory.decide(beginning(instead_of=plan.revision)) == again
 
+    async def test_overwriting_another_ranks_shard_of_a_marked_set_begins_another(self, directory: Directory) -> None:
+        prefix = "run/rank_0/step_1/"
+        plan = await directory.decide(beginning(prefix))
+        shard, marker = object_name("run/rank_1/step_1/checkpoint.pt"), object_name(prefix + "metadata.metadata")
+        await put_planned(directory, shard, "v1", plan)
+        await put_planned(directory, marker, "m1", plan, Role.MARKER)
+        with pytest.raises(PlanOverError):
+            await put_planned(directory, shard, "v2", plan)
+
     async def test_set_that_is_sent_takes_what_was_kept_along(self, directory: Directory) -> None:
         plan = await directory.decide(beginning())
         await put_planned(directory, SHARD, "v1", plan)
