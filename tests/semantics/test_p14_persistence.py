@@ -2,18 +2,22 @@
 
 import json
 import os
+from collections import Counter
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 from tests.dcp import dcp_list
 from tests.etcds import StartCluster
 from tests.nodes import StartNode
 from tests.several import memory_ack
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
 
 from tiergate.testing.etcd import needs_etcd
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.objects import ack_of, body_of, keys_of
 from tiergate.testing.rules import Cut
+from tiergate_adapters.metadata import TieredPiece, write_tiered_list
 
 SHARDS = ("__0_0.distcp", "__1_0.distcp")
 NAMES = (*SHARDS, ".metadata")
@@ -207,3 +211,93 @@ def test_superseded_sets_are_skipped_under_backlog(
     node.wait_settled()
     assert steps_of(direct, bucket) == {"step_2"}
     assert steps_of(client, bucket) == {"step_0", "step_1", "step_2"}
+
+
+def save_tiered(client: Any, bucket: str, step: int, ranks: tuple[int, ...] = (1, 0, 2)) -> set[str]:
+    """A tiered checkpoint, its shards in that order; under which rules its objects were acknowledged."""
+    keys = [f"run/rank_{rank}/step_{step}/checkpoint.pt" for rank in ranks]
+    bodies = dict.fromkeys(keys, b"shard") | {f"run/rank_0/step_{step}/metadata.metadata": tiered_list(*ranks)}
+    return {ack_of(client.put_object(Bucket=bucket, Key=key, Body=body)) for key, body in bodies.items()}
+
+
+def tiered_list(*ranks: int) -> bytes:
+    """A list that names a piece of each rank's shard."""
+    pieces = {MetadataIndex(f"part {rank}"): TieredPiece(rank, 0, 5) for rank in ranks}
+    described: Any = {index.fqn: BytesStorageMetadata() for index in pieces}
+    return write_tiered_list(Metadata(described, storage_data=pieces))
+
+
+def tiered_steps(client: Any, bucket: str) -> dict[str, int]:
+    """How many objects there are of each step."""
+    return dict(Counter(key.split("/")[2] for key in keys_of(client, bucket, "run/")))
+
+
+@pytest.mark.semantics("P14.8")
+def test_steps_with_a_folder_for_each_rank_go_stay_and_are_dropped_whole(
+    start_node: StartNode, direct: Any, proxy: FaultyOrigin, bucket: str
+) -> None:
+    node = start_node(*policy(bucket, "persist = 'every 2', keep = 1"))
+    client = node.client()
+    assert [save_tiered(client, bucket, step) for step in range(4)] == [
+        {memory_ack()},
+        {kept()},
+        {memory_ack()},
+        {kept()},
+    ]
+    node.wait_until("the first is superseded", lambda: node.metric(DROPPED) == 1)
+    node.wait_settled()
+    assert tiered_steps(client, bucket) == {"step_0": 4, "step_2": 4, "step_3": 4}
+    assert tiered_steps(direct, bucket) == {"step_0": 4, "step_2": 4}
+    assert [seen for seen in proxy.requests if seen.method == "DELETE" and seen.bucket == bucket] == []
+    assert node.promote(bucket, "run/rank_1/step_3/") == 4
+    node.wait_settled()
+    assert tiered_steps(direct, bucket) == {"step_0": 4, "step_2": 4, "step_3": 4}
+    assert puts(proxy)[-1] == "run/rank_0/step_3/metadata.metadata"
+
+
+@needs_etcd
+@pytest.mark.semantics("P14.8")
+def test_ranks_on_several_nodes_follow_one_decision(start_cluster: StartCluster, direct: Any, bucket: str) -> None:
+    direct.put_object(Bucket=bucket, Key="run/rank_2/step_1/checkpoint.pt", Body=b"of an attempt before")
+    cluster = start_cluster(3, "--lease", "3s", *policy(bucket, "persist = 'none'"))
+
+    def put(rank: int, step: int, name: str) -> str:
+        key = f"run/rank_{rank}/step_{step}/{name}"
+        return ack_of(cluster.client(rank).put_object(Bucket=bucket, Key=key, Body=b"shard"))
+
+    order = [(1, "checkpoint.pt"), (0, "checkpoint.pt"), (2, "checkpoint.pt"), (0, "metadata.metadata")]
+    assert [put(rank, 2, name) for rank, name in order] == ["memory:2; kept=memory"] * 4
+    # Rank 2 finds something in its folder: then all of the step goes.
+    assert [put(rank, 1, name) for rank, name in order][2:] == ["memory:2"] * 2
+    cluster.nodes[0].wait_until("it is there", lambda: tiered_steps(direct, bucket) == {"step_1": 4})
+    assert body_of(direct, bucket, "run/rank_2/step_1/checkpoint.pt") == b"shard"
+
+
+@pytest.mark.semantics("P14.9")
+def test_what_the_origin_lacks_is_told_and_promoted_on_the_s3_address(
+    start_node: StartNode, direct: Any, proxy: FaultyOrigin, bucket: str
+) -> None:
+    node = start_node(*policy(bucket, "persist = 'none'"))
+    client = node.client()
+
+    def own(method: str, verb: str, prefix: str) -> dict[str, Any]:
+        url = f"{node.endpoint}/{bucket}?x-tiergate-{verb}&prefix={prefix}"
+        with urlopen(Request(url, method=method), timeout=60) as answer:
+            told: dict[str, Any] = json.load(answer)
+            return told
+
+    save_tiered(client, bucket, 1)
+    save_tiered(client, bucket, 2)
+    scope = "run/rank_0/step_1/"
+    told = own("GET", "owed", scope)
+    assert (told["count"], told["bytes"]) == (4, 15 + len(tiered_list(1, 0, 2)))
+    assert {each["key"].split("/")[2] for each in told["objects"]} == {"step_1"}
+    assert [each["stays_in_memory"] for each in told["objects"]] == [True] * 4
+    proxy.inject(Cut(), times=None)
+    assert own("POST", "promote", scope) == {"promoted": 4}
+    told = own("GET", "owed", scope)
+    assert [each["stays_in_memory"] for each in told["objects"]] == [False] * 4
+    assert own("GET", "owed", "run/")["count"] == 8
+    proxy.heal()
+    node.wait_until("it is told that all is there", lambda: own("GET", "owed", scope)["count"] == 0)
+    assert tiered_steps(direct, bucket) == {"step_1": 4}

@@ -28,6 +28,7 @@ from tiergate.server.app import Handler, S3Server
 from tiergate.server.daemon import Daemon
 from tiergate.server.handshake import Handshake
 from tiergate.server.newest import NewestVerb
+from tiergate.server.owing import Owing
 from tiergate.server.own import OwnRequests, Verb
 from tiergate.server.peers import Peers
 from tiergate.server.pipeline import Pipeline
@@ -74,12 +75,15 @@ async def serve(context: ChildContext, promise: Promise = PROMISE) -> None:
         name = node_id(context.folders.root)
         handshake = Handshake(rooms, name, cluster.view.live if cluster is not None else None)
         chooser = Chooser(rooms)
+        owing = Owing(rooms)
         own = OwnRequests(
             {
                 "node": Verb("GET", Level.SERVICE, handshake.answer),
                 "grant": Verb("POST", Level.KEY, service.grants.grant),
                 "release": Verb("POST", Level.SERVICE, service.grants.release),
                 "newest": Verb("POST", Level.BUCKET, NewestVerb(rooms, chooser).answer),
+                "owed": Verb("GET", Level.BUCKET, owing.owed),
+                "promote": Verb("POST", Level.BUCKET, owing.promote),
             }
         )
         pipeline = Pipeline(service, settings, secret_for, rooms.clock, rooms.metrics, name, own)
