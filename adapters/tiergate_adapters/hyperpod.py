@@ -26,12 +26,11 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.futures import Future
 
-from tiergate_adapters.asking import Asking
 from tiergate_adapters.dcp import TieredStorageReader, TieredStorageWriter
 from tiergate_adapters.metadata import TieredPiece, read_list, write_tiered_list
 from tiergate_adapters.newest import newest
 from tiergate_adapters.place import Place
-from tiergate_adapters.store import UnreachableError
+from tiergate_adapters.store import Store, UnreachableError
 
 if TYPE_CHECKING:
     import os
@@ -338,13 +337,13 @@ class SageMakerTieredStorageWriter(TieredStorageWriter):
         return StorageMeta()
 
     def _wait_for_s3(self, etag: str) -> None:
-        asking, query = Asking(self._run.root), {"prefix": self._run.scope(self.step)}
+        query = {"x-tiergate-owed": "", "prefix": self._run.scope(self.step)}
         patience_s = self.checkpoint_config.wait_for_s3_timeout_s
         deadline_s, pause_s = time.monotonic() + patience_s, _FIRST_PAUSE_S
         while True:
             fault = ""
             try:
-                answer = asking.ask("GET", "owed", query)
+                answer = self._store.route.ask("GET", self._run.root.bucket, query=query, pauses_s=())
             except (HTTPClientError, BotoConnectionError) as error:
                 if self._has_s3(etag):
                     return
@@ -352,8 +351,8 @@ class SageMakerTieredStorageWriter(TieredStorageWriter):
             else:
                 if not answer.is_gateways:
                     return  # S3 itself acknowledged all of it.
-                if answer.status == 200:
-                    owed = answer.document
+                if answer.is_done:
+                    owed = answer.document()
                     if not owed["count"]:
                         return
                     fault = _told(owed)
@@ -527,9 +526,10 @@ def promote(checkpoint_config: SageMakerCheckpointConfig, step: int) -> int:
         HTTPClientError, botocore.exceptions.ConnectionError: it cannot be reached.
     """
     run = _Run(checkpoint_config)
-    answer = Asking(run.root).ask("POST", "promote", {"prefix": run.scope(step)})
+    query = {"x-tiergate-promote": "", "prefix": run.scope(step)}
+    answer = Store(run.root).route.ask("POST", run.root.bucket, query=query)
     if not answer.is_gateways:
         return 0
-    if answer.status != 200:
+    if not answer.is_done:
         raise SageMakerS3TierError(f"step {step} is not promoted: {answer.message}")
-    return int(answer.document["promoted"])
+    return int(answer.document()["promoted"])

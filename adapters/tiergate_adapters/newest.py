@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
 import time
 from dataclasses import dataclass
@@ -39,10 +38,6 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 0.5, 5.0
 LOOK_TIMEOUT_S = 600.0
 """So long a gateway may look at a checkpoint before it answers."""
 
-SERVER = "tiergate"
-"""What a gateway calls itself in its answers."""
-
-_MESSAGE = re.compile(rb"<Message>([^<]*)</Message>")
 
 log = logging.getLogger(__name__)
 
@@ -233,18 +228,16 @@ def _first(route: Route, place: Place, query: Mapping[str, str]) -> dict[str, An
         except (HTTPClientError, BotoConnectionError) as error:
             reasons.append(f"no gateway answers at {url}: {error}")
             continue
-        if reply.headers.get("server") != SERVER:
+        if not reply.is_gateways:
             reasons.append(f"what answers at {url} is no gateway: {reply.status} {reply.code}")
             continue
         found = reply.document()
         if found is not None:
             answer: dict[str, Any] = found
             return answer
-        message = _MESSAGE.search(reply.body)
-        why = f"{reply.code}: {message[1].decode() if message else reply.status}"
         if reply.status < HTTPStatus.INTERNAL_SERVER_ERROR or reply.status == HTTPStatus.NOT_IMPLEMENTED:
-            raise RuntimeError(f"the gateway refuses to say which checkpoint is the newest: {why}")
-        return _Unsaid(why, is_away=False)
+            raise RuntimeError(f"the gateway refuses to say which checkpoint is the newest: {reply.message}")
+        return _Unsaid(reply.message, is_away=False)
     return _Unsaid("; ".join(reasons), is_away=True)
 
 

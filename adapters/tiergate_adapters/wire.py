@@ -26,6 +26,7 @@ RETRY_PAUSES_S = (0.1, 0.4, 1.0)
 """A worker that died is there again within these."""
 
 _CODE = re.compile(rb"<Code>([^<]*)</Code>")
+_MESSAGE = re.compile(rb"<Message>([^<]*)</Message>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,17 @@ class Reply:
         """S3's code of a refusal."""
         found = _CODE.search(self.body)
         return found[1].decode() if found else str(self.status)
+
+    @property
+    def is_gateways(self) -> bool:
+        """Whether a gateway sent it, and not what else speaks S3."""
+        return self.headers.get("server") == "tiergate"
+
+    @property
+    def message(self) -> str:
+        """What a refusal says."""
+        found = _MESSAGE.search(self.body)
+        return f"{self.code}: {found[1].decode() if found else self.status}"
 
     def document(self) -> Any:
         """What a JSON answer says; None for any other, as S3 itself gives."""
