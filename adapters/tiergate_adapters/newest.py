@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from boto3.session import Session
 from botocore.exceptions import ConnectionError as BotoConnectionError
-from botocore.exceptions import HTTPClientError
+from botocore.exceptions import HTTPClientError, NoCredentialsError
 
 from tiergate.checkpoints.documents import status_from
 from tiergate.checkpoints.newest import UnseenTierError
@@ -219,10 +219,13 @@ def _first(route: Route, place: Place, query: Mapping[str, str]) -> dict[str, An
         RuntimeError: it refuses for good.
     """
     reasons: list[str] = []
+    credentials = Session().get_credentials()
+    if credentials is None:
+        raise NoCredentialsError
     for tier in route.gateways():
         client = route.client(tier)
         url = client.meta.endpoint_url
-        endpoint = Endpoint(url, Session().get_credentials(), client.meta.region_name, read_timeout_s=LOOK_TIMEOUT_S)
+        endpoint = Endpoint(url, credentials, client.meta.region_name, read_timeout_s=LOOK_TIMEOUT_S)
         try:
             reply = endpoint.ask("POST", place.bucket, query=query, pauses_s=())
         except (HTTPClientError, BotoConnectionError) as error:
