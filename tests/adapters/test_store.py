@@ -573,3 +573,19 @@ def test_s3_itself_needs_no_gateway(origin: MotoOrigin, store: Store, monkeypatc
     told = Store(store.place, route=Route(origin=origin.endpoint, attempts_count=1))
     written(told, "y", data)
     assert plain.names() == ["x", "y"]
+
+
+def test_other_gateways_are_named_by_the_environment(
+    node: RunningNode, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("TIERGATE_ENDPOINTS", f"http://127.0.0.1:19, {node.endpoint}/")
+    data = os.urandom(6 * MIB)
+    there = pickle.loads(pickle.dumps(Store(store.place, route=Route(attempts_count=1))))
+    monkeypatch.delenv("TIERGATE_ENDPOINTS")
+    assert written(there, "x", data).ack == "memory:1"
+    with there.open("x") as reader:
+        assert bytes(reader.range(1, len(data))) == data[1:]
+    assert there.size("never") is None
+    there.delete(["x"])
+    assert there.names() == []
