@@ -311,13 +311,19 @@ _kept_for: tuple[Any, ...] = ()
 _lock = threading.Lock()
 
 
+def _changed_ns(path: str) -> int:
+    try:
+        return os.stat(os.path.expanduser(path)).st_mtime_ns
+    except OSError:
+        return 0
+
+
 def _made(what: tuple[Any, ...], make: Callable[[], T]) -> T:
     """A client of this process: made once, since that takes longer than to write a tensor; and anew once the
     environment, or a file with keys, is another."""
     global _kept_for
     configured = frozenset((name, value) for name, value in os.environ.items() if name.startswith(CONFIGURING))
-    files = (os.path.expanduser(os.environ.get(name, usual)) for name, usual in FILES)
-    now = (configured, *(os.stat(path).st_mtime_ns if os.path.exists(path) else 0 for path in files))
+    now = (configured, *(_changed_ns(os.environ.get(name, usual)) for name, usual in FILES))
     with _lock:
         if now != _kept_for:
             _kept.clear()
