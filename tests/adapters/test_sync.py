@@ -14,7 +14,7 @@ import pytest
 import torch
 from tests.adapters.conftest import BUCKET, Environment
 from tests.adapters.syncing import RunningSync, files_of, until
-from tests.conformance.gateway import checking_node
+from tests.conformance.gateway import CLIENT
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -38,11 +38,10 @@ def behind(origin: MotoOrigin) -> Iterator[FaultyOrigin]:
 
 
 @pytest.fixture(scope="module")
-def node(origin: MotoOrigin, behind: FaultyOrigin) -> Iterator[RunningNode]:
-    class Behind(MotoOrigin):
-        endpoint = behind.endpoint
-
-    with checking_node(Behind(), "--marker-quiet", "1s", "--marker-hold", "1s", memory_limit="256MiB") as running:
+def node(behind: FaultyOrigin) -> Iterator[RunningNode]:
+    keys = {"TIERGATE_ACCESS_KEY_ID": CLIENT.access_key, "TIERGATE_SECRET_ACCESS_KEY": CLIENT.secret_key}
+    flags = ("--marker-quiet", "1s", "--marker-hold", "1s")
+    with RunningNode(behind.endpoint, flags=flags, environment=keys) as running:
         yield running
 
 
