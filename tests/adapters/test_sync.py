@@ -284,7 +284,6 @@ def test_a_log_is_sent_while_it_grows(start: Start, folder: Path, there: Callabl
 def test_stock_dcp_saves_and_its_marker_comes_last_in_s3(
     start: Start,
     folder: Path,
-    node: RunningNode,
     behind: FaultyOrigin,
     front: FaultyOrigin,
     prefix: str,
@@ -299,7 +298,8 @@ def test_stock_dcp_saves_and_its_marker_comes_last_in_s3(
         writer = FileSystemWriter(folder / f"step-{step}", single_file_per_rank=False)
         save(state, storage_writer=writer, no_dist=True)
     assert sync.stop() == 0, sync.said
-    node.wait_settled()
+    markers = {f"step-{step}/.metadata" for step in (1, 2)}
+    until("the origin has the markers", lambda: markers <= set(puts(behind, prefix)))
     for proxy in (front, behind):
         order = [name for name in puts(proxy, prefix) if not name.endswith(".tmp")]
         for step in (1, 2):
@@ -369,7 +369,6 @@ Trainer(Model(), arguments, train_dataset=data).train()
 def test_hugging_faces_trainer_saves_and_rotates(
     start: Start,
     folder: Path,
-    node: RunningNode,
     front: FaultyOrigin,
     behind: FaultyOrigin,
     there: Callable[[], dict[str, bytes]],
@@ -384,7 +383,7 @@ def test_hugging_faces_trainer_saves_and_rotates(
     assert sync.stop() == 0, sync.said
     assert there() == files_of(folder)
     assert {name.partition("/")[0] for name in files_of(folder)} == {"checkpoint-6"}
-    node.wait_settled()
+    until("the origin has the marker", lambda: "checkpoint-6/trainer_state.json" in puts(behind, prefix))
     for proxy in (front, behind):
         order = [name for name in puts(proxy, prefix) if name.startswith("checkpoint-6/")]
         assert len(order) == len(files_of(folder))
