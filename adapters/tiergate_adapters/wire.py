@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from dataclasses import dataclass
@@ -74,7 +75,8 @@ class Endpoint:
         self._credentials = credentials
         self._region = region
         timeouts: Any = (CONNECT_TIMEOUT_S, read_timeout_s)  # Its stubs know only one for both.
-        self._session = URLLib3Session(timeout=timeouts, max_pool_connections=POOL_COUNT)
+        trusted: Any = os.environ.get("AWS_CA_BUNDLE") or True  # Its stubs know no file.
+        self._session = URLLib3Session(verify=trusted, timeout=timeouts, max_pool_connections=POOL_COUNT)
 
     def ask(
         self,
