@@ -58,7 +58,7 @@ def test_only_what_it_is_built_from_is_sent_to_the_engine(image: Image) -> None:
 
 def test_it_installs_the_pinned_versions(image: Image) -> None:
     (install,) = (words for name, words in image.stages[0] if name == "RUN")
-    assert '-c constraints.txt ".[cluster]"' in install
+    assert '-c constraints.txt ".[cluster,sync]"' in install
 
 
 def test_its_ports_are_those_of_its_settings(image: Image) -> None:
