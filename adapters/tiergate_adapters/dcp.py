@@ -489,8 +489,8 @@ class _Stored:
             ValueError: their sizes differ.
         """
         head = self._head
-        if head is not None and len(self._data) > 1 and _is_alike(target, head):
-            # In several pieces, and all of it: no need to put them together first.
+        if head is not None and item.lengths == head.size() and _is_alike(target, head):
+            # All of it, as it is: byte by byte, in however many pieces it lies.
             memory = memoryview((ctypes.c_char * target.nbytes).from_address(target.data_ptr())).cast("B")
             at, done = int(head.storage_offset()) * head.itemsize, 0
             for view in cut(self._data, at, at + target.nbytes):
