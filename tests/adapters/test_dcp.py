@@ -274,7 +274,7 @@ def test_a_save_that_fails_leaves_no_list_and_nothing_of_the_file(
     assert len(aborted) == 1
     left = beyond()
     assert ".metadata" not in left
-    assert len(left) == threads - 1
+    assert len(left) <= threads - 1  # others that had not begun are not written at all
 
 
 # -- reading
