@@ -8,7 +8,13 @@ from pathlib import Path
 
 README = Path(__file__).parents[2] / "adapters" / "README.md"
 EXAMPLE_TIMEOUT_S = 240
-FRAGMENTS = ("How adapters reach the bytes", "Which checkpoint a restart takes")
+FRAGMENTS = (
+    "From SageMaker HyperPod",
+    "How adapters reach the bytes",
+    "PyTorch: torch.distributed.checkpoint",
+    "The unmodified SageMaker package",
+    "Which checkpoint a restart takes",
+)
 """What is under these headings are lines of a program, and no whole one."""
 
 
