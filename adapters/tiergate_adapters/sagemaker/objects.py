@@ -14,7 +14,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from tiergate.checkpoints import layouts, lists
 from tiergate.model import Role
 from tiergate_adapters.sagemaker.folder import MTIME, STAGE, Folder, is_written, sight_of, time_of, time_text
-from tiergate_adapters.store import is_absent
+from tiergate_adapters.store import UnreachableError, is_absent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 8 << 20
 """What is read or written of a file at a time."""
 
-S3_FAILURES = (BotoCoreError, ClientError)
+S3_FAILURES = (BotoCoreError, ClientError, UnreachableError)
 _SERVER_ERROR = 500
 _NOT_AS_ASKED = (404, 412)
 
@@ -51,7 +51,7 @@ def is_away(error: Exception) -> bool:
     if isinstance(error, ClientError):
         status: int = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         return status >= _SERVER_ERROR or status in (408, 429)
-    return isinstance(error, BotoCoreError)
+    return isinstance(error, BotoCoreError | UnreachableError)
 
 
 def why(error: Exception) -> str:
