@@ -268,7 +268,9 @@ class Route:
         """
         s3 = self.s3()
         self.note("s3", "no gateway answers, writes go to S3 itself")
-        return self._first(what, ask, [s3] if s3 is not None else [], "; where S3 is was never said")
+        if s3 is None:
+            return self._first(what, ask, [], "; where S3 is was never said")
+        return self._first(what, ask, [s3], "")
 
     def _first(self, what: str, ask: Callable[[Any], T], tiers: Sequence[Tier], why: str) -> T:
         up = [tier for tier in tiers if not self.is_down(tier)]
