@@ -22,6 +22,9 @@ KEYS = {"TIERGATE_ACCESS_KEY_ID": "client", "TIERGATE_SECRET_ACCESS_KEY": "clien
 FLAGS = ("--revalidate", "0s", "--marker-hold", "0s", "--dirty-age-slow", "1ms", "--dirty-age-limit", "1h")
 
 ELSEWHERE = {
+    "tiergate_checkpoints_quarantined_total": "tests/adapters/test_newest.py",
+    "tiergate_daemon_dropped_shards_total": "tests/semantics/test_p15_memory_daemon.py",
+    "tiergate_daemon_requests_total": "tests/semantics/test_p15_memory_daemon.py",
     "tiergate_http_broken_invariants_total": "tests/unit/server/test_internal_error.py",
     "tiergate_http_refused_connections_total": "tests/e2e/test_connections.py",
     "tiergate_memory_granted_bytes_total": "tests/adapters/test_store.py",

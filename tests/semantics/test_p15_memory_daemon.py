@@ -29,6 +29,7 @@ from tiergate.testing.rules import Cut
 MIB = 1 << 20
 PLACE = "daemon"
 DROPPED = "tiergate_daemon_dropped_shards_total"
+REQUESTS = "tiergate_daemon_requests_total"
 
 
 def daemon_flags(bucket: str) -> tuple[str, ...]:
@@ -238,11 +239,12 @@ def test_latest_offers_whole_steps_the_greatest_first(daemon: DaemonClient, name
 
 @pytest.mark.semantics("P15.4")
 def test_each_rank_keeps_what_it_wrote_last(standing: RunningNode, daemon: DaemonClient, namespace: str) -> None:
-    before = standing.metric(DROPPED)
+    before, asked = standing.metric(DROPPED), standing.metric(REQUESTS)
     for step in (10, 20, 30, 40):
         daemon.save(namespace, step)
     assert daemon.latest(namespace) == [40, 30, 20]
     assert standing.metric(DROPPED) == before + 3
+    assert standing.metric(REQUESTS) > asked
     daemon.save(namespace, 15)
     assert daemon.latest(namespace) == [40, 30, 15], "after a roll-back the step just written stays"
     daemon.save(namespace, 30)
