@@ -1,5 +1,6 @@
 """Ray Train through real nodes: checkpoints saved in the background, kept, deleted, and gone on from after deaths."""
 
+import builtins
 import os
 import pickle
 import signal
@@ -82,6 +83,7 @@ def cluster(machines: list[RunningNode]) -> Iterator[Cluster]:
     """Ray on the first machine; this process is its driver."""
     with tempfile.TemporaryDirectory(prefix="ray") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", folder)  # Ray keeps a token there
+        patch.setattr(builtins, "print", print)  # which Ray replaces for good
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
         for name, value in aws_environment(machines[0].endpoint, "any", "any").items():

@@ -3,6 +3,7 @@
 The binary is Debian's `etcd-server`. Nothing is synced to disk: what a test kills is a process, never the machine.
 """
 
+import os
 import shutil
 import signal
 import subprocess
@@ -83,17 +84,19 @@ class EtcdMember:
             process.wait()
 
     def freeze(self) -> None:
-        """Stop it; its connections stay open, and silent."""
-        self._signal(signal.SIGSTOP)
+        """Stop it; its connections stay open, and silent from when this returns."""
+        process = self._signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
         """Let it go on."""
         self._signal(signal.SIGCONT)
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, number: signal.Signals) -> "subprocess.Popen[bytes]":
         if self._process is None:
             raise ProcessLookupError(f"etcd {self.name} does not run")
         self._process.send_signal(number)
+        return self._process
 
     def pause(self) -> None:
         """Give it a moment to start.
