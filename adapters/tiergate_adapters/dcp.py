@@ -51,7 +51,7 @@ from torch.utils.serialization import config as serialization
 from tiergate_adapters.metadata import read_list
 from tiergate_adapters.newest import newest
 from tiergate_adapters.place import Place
-from tiergate_adapters.slabs import copy, cut, together
+from tiergate_adapters.slabs import MemoryFile, copy, cut, together
 from tiergate_adapters.store import Store
 
 if TYPE_CHECKING:
@@ -532,7 +532,7 @@ def _is_alike(target: Tensor, head: Tensor) -> bool:
 def _head_of(views: list[memoryview]) -> Tensor | None:
     """The tensor without its data, of whose storage torch says where in the piece it is; None for what torch.load must
     read as a whole."""
-    file: Any = _Piece(views)
+    file: Any = MemoryFile(views)
     if file.read(4) != b"PK\x03\x04":
         return None
     file.seek(0)
@@ -550,34 +550,3 @@ def _head_of(views: list[memoryview]) -> Tensor | None:
     if not is_plain or head.is_conj() or head.is_neg() or head.is_quantized or not head.untyped_storage().nbytes():
         return None
     return cast(Tensor, head.detach())
-
-
-class _Piece(io.RawIOBase):
-    """Memory as a file, without putting it together first."""
-
-    def __init__(self, views: list[memoryview]) -> None:
-        super().__init__()
-        self._views = views
-        self._size_bytes = sum(map(len, views))
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        self._at = max(0, (0, self._at, self._size_bytes)[whence] + offset)
-        return self._at
-
-    def readinto(self, buffer: Any, /) -> int:
-        done = 0
-        for view in cut(self._views, self._at, self._at + len(buffer)):
-            buffer[done : done + len(view)] = view
-            done += len(view)
-        self._at += done
-        return done

@@ -8,6 +8,7 @@ fork, and the node gives back what hangs on it when the process is dead.
 from __future__ import annotations
 
 import atexit
+import io
 import logging
 import os
 import threading
@@ -20,10 +21,12 @@ from tiergate.shm import ProcessLease, SlabFile
 try:
     import numpy
 except ImportError:  # It is only faster: it copies without holding up other threads.
-    numpy = None  # type: ignore[assignment,unused-ignore]
+    numpy = None  # type: ignore[assignment,unused-ignore]  # where its types are known, it is no module then
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from _typeshed import WriteableBuffer
 
 log = logging.getLogger(__name__)
 
@@ -190,6 +193,41 @@ def copy(target: memoryview, source: memoryview) -> None:
         target[:] = source
     else:
         numpy.copyto(numpy.frombuffer(target, numpy.uint8), numpy.frombuffer(source, numpy.uint8))
+
+
+class MemoryFile(io.RawIOBase):
+    """Views one after the other as a file to read, without putting them together first. Valid as long as they are."""
+
+    def __init__(self, views: Sequence[memoryview]) -> None:
+        super().__init__()
+        self._views = views
+        self._size_bytes = sum(map(len, views))
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        self._at = max(0, (0, self._at, self._size_bytes)[whence] + offset)
+        return self._at
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        target = memoryview(buffer).cast("B")
+        done = 0
+        for piece in cut(self._views, self._at, self._at + len(target)):
+            copy(target[done : done + len(piece)], piece)
+            done += len(piece)
+        self._at += done
+        return done
+
+    def __len__(self) -> int:
+        return self._size_bytes
 
 
 def _release_all() -> None:

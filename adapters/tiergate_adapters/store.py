@@ -128,11 +128,11 @@ class Store:
             UnreachableError: no gateway answers.
         """
         for name in names:
-            key = self.place.key(name)
-            self.route.change(
-                f"{self.place}: {name} is deleted",
-                lambda client, key=key: client.delete_object(Bucket=self.place.bucket, Key=key),  # type: ignore[misc]
-            )
+            self._delete(name)
+
+    def _delete(self, name: str) -> None:
+        named = {"Bucket": self.place.bucket, "Key": self.place.key(name)}
+        self.route.change(f"{self.place}: {name} is deleted", lambda client: client.delete_object(**named))
 
     @property
     def client(self) -> Any:
@@ -201,7 +201,7 @@ class ObjectWriter(io.RawIOBase):
             return
         try:
             self._upload.close()
-        except BaseException:
+        except BaseException:  # Whatever it was, nobody will finish it.
             self.abort()
             raise
         self._is_over = True

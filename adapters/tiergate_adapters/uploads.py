@@ -4,7 +4,6 @@ acknowledged is kept, so that it can be sent elsewhere when the gateway is gone.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import secrets
@@ -17,12 +16,10 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from tiergate_adapters.lacking import lacking, speaks_for_others
 from tiergate_adapters.route import PERSIST_HEADER, UnreachableError, is_unreachable, log
-from tiergate_adapters.slabs import Room, Share, copy, cut, drop_share
+from tiergate_adapters.slabs import MemoryFile, Room, Share, drop_share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from _typeshed import WriteableBuffer
 
     from tiergate_adapters.route import Route
 
@@ -77,41 +74,6 @@ class HeapRoom:
     def body(self) -> bytearray:
         """What was written, as clients take it."""
         return self._held
-
-
-class RoomReader(io.RawIOBase):
-    """What was written into the node's memory, as a file: for clients that send files."""
-
-    def __init__(self, room: Room) -> None:
-        super().__init__()
-        self._views = room.views()
-        self._size_bytes = room.used_bytes
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        self._at = max(0, (0, self._at, self._size_bytes)[whence] + offset)
-        return self._at
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        target = memoryview(buffer).cast("B")
-        done = 0
-        for piece in cut(self._views, self._at, self._at + len(target)):
-            copy(target[done : done + len(piece)], piece)
-            done += len(piece)
-        self._at += done
-        return done
-
-    def __len__(self) -> int:
-        return self._size_bytes
 
 
 @dataclass(slots=True)
@@ -457,9 +419,9 @@ def ack_of(answer: Any) -> str:
     return found
 
 
-def body_of(room: Room | HeapRoom) -> bytearray | RoomReader:
+def body_of(room: Room | HeapRoom) -> bytearray | MemoryFile:
     """What was written, as clients take it."""
-    return room.body() if isinstance(room, HeapRoom) else RoomReader(room)
+    return room.body() if isinstance(room, HeapRoom) else MemoryFile(room.views())
 
 
 def is_gone(error: BaseException) -> bool:

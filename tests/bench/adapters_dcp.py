@@ -51,6 +51,7 @@ from tiergate_adapters.store import Store
 TENSOR_BYTES = 16 * MIB
 SAMPLE_PAUSE_S = 0.005
 SETTLE_PAUSE_S = 0.1
+SETTLE_TIMEOUT_S = 600.0
 State = dict[str, torch.Tensor]
 
 
@@ -336,12 +337,14 @@ class Rank:
         dist.barrier()
 
     def _settle(self) -> None:
-        while True:
+        end_s = time.monotonic() + SETTLE_TIMEOUT_S
+        while time.monotonic() < end_s:
             with urlopen(f"{self._options.admin}/status", timeout=10) as answer:
                 writeback = json.load(answer)["writeback"]
             if not writeback["pending"] and not writeback["in_flight"]:
                 return
             time.sleep(SETTLE_PAUSE_S)
+        raise TimeoutError("the node does not come to rest")
 
 
 # -- the whole
