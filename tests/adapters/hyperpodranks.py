@@ -2,7 +2,6 @@
 URI`. Each tells in a line of JSON what it found; the test knows what that must be."""
 
 import json
-import subprocess
 import sys
 import warnings
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.adapters.ranks import answers_of
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save, save
 from torch.distributed.device_mesh import init_device_mesh
@@ -30,26 +30,7 @@ SHAPES = {"rows": (7, 5), "columns": (4, 11), "replicated": (3, 3), "few": (1,)}
 
 def run(environment: Mapping[str, str], world: int, folder: Path, uri: str) -> list[dict[str, Any]]:
     """What each rank found."""
-    command = [sys.executable, "-m", "tests.adapters.hyperpodranks"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(world), str(folder / "store"), uri],
-            env=dict(environment) | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        told = [rank.communicate(timeout=TIMEOUT_S) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    for rank, (_, errors) in zip(ranks, told, strict=True):
-        assert rank.returncode == 0, errors[-6000:]
-    return [json.loads(out.splitlines()[-1]) for out, _ in told]
+    return answers_of(environment, ("tests.adapters.hyperpodranks",), world, (str(folder / "store"), uri), TIMEOUT_S)
 
 
 def tensors(step: int) -> dict[str, torch.Tensor]:

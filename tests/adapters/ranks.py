@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,16 @@ RANKS_TIMEOUT_S = 150
 def run(environment: Mapping[str, str], what: str, world: int, folder: Path, uri: str) -> list[dict[str, Any]]:
     """What each rank found."""
     store = folder / f"store-{what}-{world}"
-    command = [sys.executable, "-m", "tests.adapters.ranks", what]
+    return answers_of(environment, ("tests.adapters.ranks", what), world, (str(store), uri), RANKS_TIMEOUT_S)
+
+
+def answers_of(
+    environment: Mapping[str, str], module: Sequence[str], world: int, more: Sequence[str], timeout_s: float
+) -> list[dict[str, Any]]:
+    """What each rank of a job says in its last line. Each runs a module with its words, rank, `world` and `more`."""
     ranks = [
         subprocess.Popen(
-            [*command, str(rank), str(world), str(store), uri],
+            [sys.executable, "-m", *module, str(rank), str(world), *more],
             env=dict(environment) | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -47,7 +53,7 @@ def run(environment: Mapping[str, str], what: str, world: int, folder: Path, uri
         for rank in range(world)
     ]
     try:
-        told = [rank.communicate(timeout=RANKS_TIMEOUT_S) for rank in ranks]
+        told = [rank.communicate(timeout=timeout_s) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.adapters.conftest import BUCKET, Environment
+from tests.adapters.states import empty_of, same
 from tests.conformance.gateway import CLIENT
 from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
@@ -63,23 +64,6 @@ def state(seed: int) -> dict[str, Any]:
         "step": seed,
         "extra": {"names": ["a", "b"], "rate": 0.1 * seed},
     }
-
-
-def empty_of(full: Any) -> Any:
-    """Its tensors zero, its other values none."""
-    if isinstance(full, dict):
-        return {name: empty_of(value) for name, value in full.items()}
-    if isinstance(full, torch.Tensor):
-        return torch.zeros_like(full.detach())
-    return type(full)()
-
-
-def same(left: Any, right: Any) -> bool:
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[name], right[name]) for name in left)
-    if isinstance(left, torch.Tensor):
-        return left.dtype == right.dtype and torch.equal(left.detach().to(right.dtype), right)
-    return bool(left == right)
 
 
 def loaded(reader: Any, seed: int = 0) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from amzn_sagemaker_checkpointing.config.sagemaker_checkpoint_config import (
 from amzn_sagemaker_checkpointing.storage.clients.inmemory import inmemory_client
 from tests.adapters import hyperpodranks
 from tests.adapters.conftest import BUCKET, Environment
+from tests.adapters.states import empty_of, same
 from tests.conformance.gateway import CLIENT
 from tests.several import make_node
 from torch.distributed.checkpoint.api import CheckpointException
@@ -129,20 +130,6 @@ def state(seed: int) -> dict[str, Any]:
         "step": seed,
         "extra": {"names": ["a", "b"], "rate": 0.1 * seed},
     }
-
-
-def empty_of(full: Any) -> Any:
-    if isinstance(full, dict):
-        return {name: empty_of(value) for name, value in full.items()}
-    return torch.zeros_like(full.detach()) if isinstance(full, torch.Tensor) else type(full)()
-
-
-def same(left: Any, right: Any) -> bool:
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[name], right[name]) for name in left)
-    if isinstance(left, torch.Tensor):
-        return left.dtype == right.dtype and torch.equal(left.detach(), right.detach())
-    return bool(left == right)
 
 
 def saved(writer: Any, seed: int, **how: Any) -> None:

@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.adapters.conftest import aws_environment
 from tests.etcds import etcd as etcd
 
 from tiergate.testing.cluster import RunningCluster
@@ -35,16 +35,8 @@ def cluster(etcd: EtcdServer) -> Iterator[RunningCluster]:
 
 
 @pytest.fixture(autouse=True)
-def environment(cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    values = {
-        "AWS_ENDPOINT_URL": cluster.nodes[0].endpoint,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_CONFIG_FILE": str(tmp_path / "no-config"),
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-    for name, value in values.items():
+def environment(cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, value in aws_environment(cluster.nodes[0].endpoint, "test", "test").items():
         monkeypatch.setenv(name, value)
     yield
     slabs._release_all()
