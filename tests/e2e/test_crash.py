@@ -3,8 +3,10 @@
 import hashlib
 import http.client
 import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -283,3 +285,38 @@ def test_restarts_over_and_over_grow_nothing(own: RunningNode, direct: Any, buck
         assert memory["slab_bytes"] <= 32 * MIB
     assert sizes == [sizes[0]] * 3
     assert keys_of(direct, bucket) == ["same"]
+
+
+def test_kill_of_all_leaves_no_process(start_node: StartNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one that the parent starts in the place of one killed, if it can."""
+    mark = f"node-of-{os.urandom(8).hex()}"
+    node = start_node(environment={"MARK": mark})
+    before = processes_with(mark)
+    assert len(before) == 3
+    (parent,) = (pid for pid, command in before.items() if "\0serve\0" in command)
+    kill = signal.pidfd_send_signal
+
+    def kill_and_let_parent_react(pidfd: int, number: signal.Signals) -> None:
+        kill(pidfd, number)
+        node.wait_until(
+            "started another, or cannot", lambda: processes_with(mark).keys() - before or is_stopped(parent)
+        )
+
+    with monkeypatch.context() as patch:
+        patch.setattr(signal, "pidfd_send_signal", kill_and_let_parent_react)
+        node.kill9("all")
+    assert processes_with(mark) == {}
+
+
+def processes_with(mark: str) -> dict[int, str]:
+    """The command lines, by process id, of the processes that have `mark` in their environment."""
+    found: dict[int, str] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if mark.encode() in (process / "environ").read_bytes():
+                found[int(process.name)] = (process / "cmdline").read_bytes().decode()
+    return found
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"

@@ -4,7 +4,6 @@ It can be killed in every way a machine knows and started again on the memory it
 the context ends all of its processes and removes its memory.
 """
 
-import functools
 import json
 import os
 import re
@@ -354,7 +353,7 @@ class RunningNode:
         kept = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("AWS_", "TIERGATE_", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"))
+            if not name.startswith(("AWS_", "TIERGATE_", "PYTHONPATH"))
         }
         source = str(Path(tiergate.__file__).parent.parent)
         keys = {
@@ -364,7 +363,6 @@ class RunningNode:
             "AWS_CONFIG_FILE": os.devnull,
             "AWS_EC2_METADATA_DISABLED": "true",
             "PYTHONPATH": source,
-            "PYTHONPYCACHEPREFIX": _bytecode().name,
         }
         return kept | keys | self._environment
 
@@ -429,9 +427,16 @@ class RunningNode:
                 process.stdout.close()
 
     def _kill_tree(self, process: "subprocess.Popen[str]", children_first: bool) -> None:
-        """SIGKILL to the parent, to its children before it or not at all; returns when all of them are gone."""
-        pidfds = [os.pidfd_open(pid) for pid in _children(process.pid).values()]
+        """SIGKILL to the parent, to its children before it or not at all; returns when all of them are gone.
+
+        The parent is stopped first: one that still ran would start another child for each that dies.
+        """
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        pidfds: list[int] = []
         try:
+            for pid in _child_pids(process.pid):
+                pidfds.append(os.pidfd_open(pid))
             if children_first:
                 for pidfd in pidfds:
                     with suppress(ProcessLookupError):
@@ -445,22 +450,21 @@ class RunningNode:
                 os.close(pidfd)
 
 
-@functools.cache
-def _bytecode() -> "tempfile.TemporaryDirectory[str]":
-    """Where the nodes of this run share what the interpreter compiled: a third of a start. Gone with the run."""
-    return tempfile.TemporaryDirectory(prefix="tiergate-bytecode-")
+def _child_pids(parent: int) -> list[int]:
+    """All children of a node, those that have not got their name yet as well."""
+    return [int(word) for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
 
 def _children(parent: int) -> dict[str, int]:
     """A node's children by name, those only that run."""
     found: dict[str, int] = {}
-    for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+    for pid in _child_pids(parent):
         try:
-            named = _CHILD.search(Path(f"/proc/{word}/cmdline").read_bytes())
+            named = _CHILD.search(Path(f"/proc/{pid}/cmdline").read_bytes())
         except (FileNotFoundError, ProcessLookupError):
             continue
         if named:
-            found[f"{named[1].decode()}-{named[2].decode()}"] = int(word)
+            found[f"{named[1].decode()}-{named[2].decode()}"] = pid
     return found
 
 
