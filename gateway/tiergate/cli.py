@@ -16,21 +16,20 @@ import importlib
 import json
 import os
 import sys
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from http import HTTPStatus
 from http.client import HTTPResponse
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
+from urllib.error import HTTPError
 
-from tiergate import __version__, config, progress, tables
-from tiergate.child import Folders, run_child
-from tiergate.config import DECLARATIONS, Loaded, Settings
+from tiergate import __version__, admin, flags, progress, tables
+from tiergate.child import run_child
+from tiergate.config import DECLARATIONS
 from tiergate.config.declare import show_value
 from tiergate.errors import ConfigError, TiergateError
+from tiergate.flags import Parser, UsageError
 from tiergate.observe import logs
 from tiergate.s3.uri import parse_uri
 
@@ -47,6 +46,8 @@ _WIDTH_CHARS = 160
 
 _SEARCH_TIMEOUT_S = 600.0
 """So long a node may look for checkpoints: large buckets take the origin many pages."""
+
+_SEARCHES = ("checkpoints", "newest", "verify")
 
 
 class Screen:
@@ -85,15 +86,12 @@ class ExtraCommand(Protocol):
         ...
 
 
-class _UsageError(Exception):
-    """The command line is wrong; the message says how, in one line."""
+class _FailedError(Exception):
+    """A command fails with a status; the message says why, in one line."""
 
-
-class _Parser(argparse.ArgumentParser):
-    """Reports a wrong command line as one line, without the usage text."""
-
-    def error(self, message: str) -> NoReturn:
-        raise _UsageError(message)
+    def __init__(self, status: int, line: str) -> None:
+        super().__init__(line)
+        self.status = status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,10 +103,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[:1] == ["demo"]:
             return _demo(words[1:])
         return _dispatch(words)
-    except _UsageError as error:
+    except UsageError as error:
         return _fail(EXIT_USAGE, f"{error} (see tiergate --help)")
     except ConfigError as error:
         return _fail(EXIT_USAGE, *error.faults)
+    except _FailedError as error:
+        return _fail(error.status, str(error))
     except BrokenPipeError:
         sys.stderr.close()  # nobody reads; Python would complain about it at its end
         return EXIT_FAILED
@@ -118,15 +118,15 @@ def _dispatch(words: list[str]) -> int:
     options, unknown = _parser(words).parse_known_args(words)
     command = cast("Callable[[argparse.Namespace, list[str]], int] | None", getattr(options, "command", None))
     if command is None:
-        raise _UsageError("a command is missing")
-    return command(options, _unknown_flags(unknown))
+        raise UsageError("a command is missing")
+    return command(options, flags.unknown_flags(unknown))
 
 
 def _serve(options: argparse.Namespace, unknown: list[str]) -> int:
     # Here and not above, so that a child does not load the parent's modules.
     from tiergate.node import FolderBusyError, serve
 
-    loaded = _load(options, unknown)
+    loaded = flags.load(options, unknown)
     settings = loaded.settings
     logs.configure(settings.log_level, settings.log_format, process="node")
     for secret in settings.secrets:
@@ -142,7 +142,7 @@ def _serve(options: argparse.Namespace, unknown: list[str]) -> int:
 def _check_config(options: argparse.Namespace, unknown: list[str]) -> int:
     from tiergate.node import folder_faults, package_faults
 
-    loaded = _load(options, unknown)
+    loaded = flags.load(options, unknown)
     settings = loaded.settings
     is_default = loaded.sources["memory_limit_bytes"] == "default"
     faults = folder_faults(settings.memory_dir, settings.memory_limit_bytes, is_default) + package_faults(settings)
@@ -157,14 +157,8 @@ def _check_config(options: argparse.Namespace, unknown: list[str]) -> int:
 
 
 def _status(options: argparse.Namespace, unknown: list[str]) -> int:
-    settings = _load(options, unknown).settings
-    url = _admin_url(settings)
-    if url is None:
-        return _fail(EXIT_UNREACHABLE, f"no node serves from {settings.memory_dir}")
-    try:
-        status = _fetch(f"{url}/status")
-    except (OSError, ValueError) as error:
-        return _fail(EXIT_UNREACHABLE, f"no status from {url}: {getattr(error, 'reason', None) or error}")
+    with _answered(options, unknown, "status", method="GET") as answer:
+        status = admin.document(answer.read())
     if options.json:
         _print_json(status)
     else:
@@ -175,62 +169,116 @@ def _status(options: argparse.Namespace, unknown: list[str]) -> int:
 
 
 def _prefetch(options: argparse.Namespace, unknown: list[str]) -> int:
-    return _order(options, unknown, "prefetched", lambda lines: _follow(options.uri, map(_object, lines)))
+    with _answered_for_prefix(options, unknown, refused=f"{options.uri} is not prefetched") as answer:
+        return _follow(options.uri, map(admin.document, answer))
 
 
 def _promote(options: argparse.Namespace, unknown: list[str]) -> int:
-    def told(lines: Iterable[bytes]) -> int:
-        count = _object(b"".join(lines)).get("promoted")
+    with _answered_for_prefix(options, unknown, refused=f"{options.uri} is not promoted") as answer:
+        count = admin.document(answer.read()).get("promoted")
         if not isinstance(count, int):
             raise ValueError("it does not say how many")
-        print(f"{count} {'object goes' if count == 1 else 'objects go'} to S3 from {options.uri}")
-        return EXIT_OK
-
-    return _order(options, unknown, "promoted", told)
-
-
-def _order(options: argparse.Namespace, unknown: list[str], done: str, told: Callable[[Iterable[bytes]], int]) -> int:
-    """Tell a running node to do with a prefix what the command is called; `told` is given its answer."""
-    bucket, prefix = _place_of(options.uri)
-    settings = _load(options, unknown).settings
-    url = _admin_url(settings)
-    if url is None:
-        return _fail(EXIT_UNREACHABLE, f"no node serves from {settings.memory_dir}")
-    query = urllib.parse.urlencode({"bucket": bucket, "prefix": prefix})
-    try:
-        with _ask(urllib.request.Request(f"{url}/{options.name}?{query}", method="POST")) as answer:
-            return told(answer)
-    except urllib.error.HTTPError as error:
-        return _fail(EXIT_FAILED, f"{options.uri} is not {done}: {_reason(error)}")
-    except (OSError, ValueError) as error:
-        return _fail(EXIT_UNREACHABLE, f"no answer from {url}: {getattr(error, 'reason', None) or error}")
+    print(f"{count} {'object goes' if count == 1 else 'objects go'} to S3 from {options.uri}")
+    return EXIT_OK
 
 
 def _pin(options: argparse.Namespace, unknown: list[str]) -> int:
-    return _change_pin("pin", options, unknown)
+    with _answered_for_prefix(options, unknown, refused=options.uri) as answer:
+        pinned_bytes = admin.document(answer.read())["bytes"]
+    print(f"{options.uri} is pinned, with {pinned_bytes} bytes in this node's memory now")
+    return EXIT_OK
 
 
 def _unpin(options: argparse.Namespace, unknown: list[str]) -> int:
-    return _change_pin("unpin", options, unknown)
-
-
-def _change_pin(verb: str, options: argparse.Namespace, unknown: list[str]) -> int:
-    bucket, prefix = _place_of(options.uri)
-    settings = _load(options, unknown).settings
-    url = _admin_url(settings)
-    if url is None:
-        return _fail(EXIT_UNREACHABLE, f"no node serves from {settings.memory_dir}")
-    query = urllib.parse.urlencode({"bucket": bucket, "prefix": prefix})
-    try:
-        with _ask(urllib.request.Request(f"{url}/{verb}?{query}", method="POST")) as answer:
-            done = _object(answer.read())
-    except urllib.error.HTTPError as error:
-        return _fail(EXIT_FAILED, f"{options.uri}: {_reason(error)}")
-    except (OSError, ValueError) as error:
-        return _fail(EXIT_UNREACHABLE, f"no answer from {url}: {getattr(error, 'reason', None) or error}")
-    if verb == "pin":
-        print(f"{options.uri} is pinned, with {done['bytes']} bytes in this node's memory now")
+    with _answered_for_prefix(options, unknown, refused=options.uri) as answer:
+        answer.read()
     return EXIT_OK
+
+
+def _verify(options: argparse.Namespace, unknown: list[str]) -> int:
+    _place_of(options.uri)
+    query = {"uri": options.uri, "tier": options.tier, "deep": int(options.deep), "repair": int(options.repair)}
+    with _answered(options, unknown, "verify", query, refused=f"{options.uri} is not verified") as answer:
+        return _follow_verify(options, map(admin.document, answer))
+
+
+def _checkpoints(options: argparse.Namespace, unknown: list[str]) -> int:
+    if options.uri:
+        _place_of(options.uri)
+    query = {"uri": options.uri} if options.uri else {}
+    refused = "the checkpoints cannot be told"
+    with _answered(
+        options, unknown, "checkpoints", query, method="GET", timeout_s=_SEARCH_TIMEOUT_S, refused=refused
+    ) as answer:
+        found = admin.document(answer.read())
+    if options.json:
+        _print_json(found)
+    else:
+        _console().print(tables.checkpoints_table(found["sets"]) if found["sets"] else "no checkpoints")
+    return _judged(found)
+
+
+def _newest(options: argparse.Namespace, unknown: list[str]) -> int:
+    _place_of(options.uri)
+    query = {"uri": options.uri, "deep": int(options.deep)}
+    refused = "which checkpoint is the newest cannot be told"
+    with _answered(options, unknown, "newest", query, timeout_s=_SEARCH_TIMEOUT_S, refused=refused) as answer:
+        found = admin.document(answer.read())
+    if options.json:
+        _print_json(found)
+    elif found["checkpoint"] is not None:
+        _console().print(found["checkpoint"]["uri"], highlight=False, soft_wrap=True)
+    for each in found["passed_over"]:
+        _fail(EXIT_FAILED, f"{each['uri']} is passed over: {each['reason']}")
+    if found["checkpoint"] is None:
+        return _fail(EXIT_FAILED, f"no whole checkpoint is under {options.uri}")
+    return EXIT_OK
+
+
+def _answered_for_prefix(
+    options: argparse.Namespace, unknown: list[str], *, refused: str
+) -> AbstractContextManager[HTTPResponse]:
+    """What a running node answers when it is told to do with a prefix what the command is called."""
+    bucket, prefix = _place_of(options.uri)
+    return _answered(options, unknown, options.name, {"bucket": bucket, "prefix": prefix}, refused=refused)
+
+
+@contextmanager
+def _answered(
+    options: argparse.Namespace,
+    unknown: list[str],
+    path: str,
+    query: Mapping[str, str | int] | None = None,
+    *,
+    method: str = "POST",
+    timeout_s: float = _ANSWER_TIMEOUT_S,
+    refused: str | None = None,
+) -> Iterator[HTTPResponse]:
+    """What a running node answers, to be read within. `refused` says what did not happen if it answers with an error;
+    None: a node never does.
+
+    Raises:
+        _FailedError: there is no node, or it refuses, or does not answer as it should. A search that the node cannot
+            carry out has not seen all.
+    """
+    settings = flags.load(options, unknown).settings
+    url = admin.url(settings)
+    if url is None:
+        raise _FailedError(EXIT_UNREACHABLE, f"no node serves from {settings.memory_dir}")
+    try:
+        with admin.ask(method, f"{url}/{path}", query or {}, timeout_s) as answer:
+            yield answer
+    except HTTPError as error:
+        if refused is None:
+            raise _FailedError(EXIT_UNREACHABLE, f"no answer from {url}: {admin.reason(error)}") from error
+        is_unseen = path in _SEARCHES and error.code >= HTTPStatus.INTERNAL_SERVER_ERROR
+        status = EXIT_UNSEEN if is_unseen else EXIT_FAILED
+        raise _FailedError(status, f"{refused}: {admin.reason(error)}") from error
+    except BrokenPipeError:
+        raise  # whoever reads what is printed went away
+    except (OSError, ValueError) as error:
+        why = getattr(error, "reason", None) or error
+        raise _FailedError(EXIT_UNREACHABLE, f"no answer from {url}: {why}") from error
 
 
 def _place_of(uri: str) -> tuple[str, str]:
@@ -238,71 +286,7 @@ def _place_of(uri: str) -> tuple[str, str]:
     try:
         return parse_uri(uri)
     except ValueError as error:
-        raise _UsageError(str(error)) from error
-
-
-def _verify(options: argparse.Namespace, unknown: list[str]) -> int:
-    _place_of(options.uri)
-    settings = _load(options, unknown).settings
-    url = _admin_url(settings)
-    if url is None:
-        return _fail(EXIT_UNREACHABLE, f"no node serves from {settings.memory_dir}")
-    asked = {"uri": options.uri, "tier": options.tier, "deep": int(options.deep), "repair": int(options.repair)}
-    try:
-        with _ask(urllib.request.Request(f"{url}/verify?{urllib.parse.urlencode(asked)}", method="POST")) as answer:
-            return _follow_verify(options, map(_object, answer))
-    except urllib.error.HTTPError as error:
-        status = EXIT_UNSEEN if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR else EXIT_FAILED
-        return _fail(status, f"{options.uri} is not verified: {_reason(error)}")
-    except (OSError, ValueError) as error:
-        return _fail(EXIT_UNREACHABLE, f"no answer from {url}: {getattr(error, 'reason', None) or error}")
-
-
-def _checkpoints(options: argparse.Namespace, unknown: list[str]) -> int:
-    if options.uri:
-        _place_of(options.uri)
-    settings = _load(options, unknown).settings
-    url = _admin_url(settings)
-    if url is None:
-        return _fail(EXIT_UNREACHABLE, f"no node serves from {settings.memory_dir}")
-    query = urllib.parse.urlencode({"uri": options.uri} if options.uri else {})
-    try:
-        answer = _fetch(f"{url}/checkpoints?{query}", _SEARCH_TIMEOUT_S)
-    except urllib.error.HTTPError as error:
-        status = EXIT_UNSEEN if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR else EXIT_FAILED
-        return _fail(status, f"the checkpoints cannot be told: {_reason(error)}")
-    except (OSError, ValueError) as error:
-        return _fail(EXIT_UNREACHABLE, f"no answer from {url}: {getattr(error, 'reason', None) or error}")
-    if options.json:
-        _print_json(answer)
-    else:
-        _console().print(tables.checkpoints_table(answer["sets"]) if answer["sets"] else "no checkpoints")
-    return _judged(answer)
-
-
-def _newest(options: argparse.Namespace, unknown: list[str]) -> int:
-    _place_of(options.uri)
-    settings = _load(options, unknown).settings
-    url = _admin_url(settings)
-    if url is None:
-        return _fail(EXIT_UNREACHABLE, f"no node serves from {settings.memory_dir}")
-    query = urllib.parse.urlencode({"uri": options.uri, "deep": int(options.deep)})
-    try:
-        answer = _fetch(f"{url}/newest?{query}", _SEARCH_TIMEOUT_S, "POST")
-    except urllib.error.HTTPError as error:
-        status = EXIT_UNSEEN if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR else EXIT_FAILED
-        return _fail(status, f"which checkpoint is the newest cannot be told: {_reason(error)}")
-    except (OSError, ValueError) as error:
-        return _fail(EXIT_UNREACHABLE, f"no answer from {url}: {getattr(error, 'reason', None) or error}")
-    if options.json:
-        _print_json(answer)
-    elif answer["checkpoint"] is not None:
-        _console().print(answer["checkpoint"]["uri"], highlight=False, soft_wrap=True)
-    for each in answer["passed_over"]:
-        _fail(EXIT_FAILED, f"{each['uri']} is passed over: {each['reason']}")
-    if answer["checkpoint"] is None:
-        return _fail(EXIT_FAILED, f"no whole checkpoint is under {options.uri}")
-    return EXIT_OK
+        raise UsageError(str(error)) from error
 
 
 def _judged(answer: Mapping[str, Any]) -> int:
@@ -335,7 +319,7 @@ def _demo(words: list[str]) -> int:
 
 def _test(options: argparse.Namespace, unknown: list[str]) -> int:
     if unknown:
-        raise _UsageError(f"unrecognized arguments: {' '.join(unknown)}")
+        raise UsageError(f"unrecognized arguments: {' '.join(unknown)}")
     # Here and not above, since they take a while to load.
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -373,8 +357,8 @@ def _print_json(document: Mapping[str, Any]) -> None:
 
 
 # -- the command line
-def _parser(words: Sequence[str]) -> _Parser:
-    parser = _Parser(prog="tiergate", description="An S3 gateway that keeps checkpoints in RAM.", allow_abbrev=False)
+def _parser(words: Sequence[str]) -> Parser:
+    parser = Parser(prog="tiergate", description="An S3 gateway that keeps checkpoints in RAM.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"tiergate {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     serve = commands.add_parser("serve", help="start a node", allow_abbrev=False)
@@ -408,7 +392,7 @@ def _parser(words: Sequence[str]) -> _Parser:
     verify.add_argument("--json", action="store_true", help="print JSON")
     test = commands.add_parser("test", help="test whether an endpoint behaves like S3", allow_abbrev=False)
     test.set_defaults(command=_test)
-    _add_test_options(test, os.environ)
+    flags.add_test_options(test, os.environ)
     commands.add_parser("demo", help="show the product on this machine", add_help=False)
     with_settings = (
         (serve, _serve),
@@ -424,7 +408,7 @@ def _parser(words: Sequence[str]) -> _Parser:
     )
     for command, run in with_settings:
         command.set_defaults(command=run)
-        _add_settings(command)
+        flags.add_settings(command)
     if not words or words[0] not in commands.choices:
         for entry in sorted(entry_points(group=_EXTRA_COMMANDS), key=lambda each: each.name):
             if entry.name not in commands.choices:
@@ -446,109 +430,13 @@ def _add_extra(add_parser: Callable[..., argparse.ArgumentParser], entry: EntryP
 
     def run(options: argparse.Namespace, unknown: list[str]) -> int:
         if unknown:
-            raise _UsageError(f"unrecognized arguments: {' '.join(unknown)}")
+            raise UsageError(f"unrecognized arguments: {' '.join(unknown)}")
         return command.run(options, Screen())
 
     parser.set_defaults(command=run)
 
 
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file with settings")
-    groups: dict[str, Any] = {}
-    for declaration in DECLARATIONS.values():
-        section = declaration.section
-        if section not in groups:
-            groups[section] = parser.add_argument_group(section)
-        text = f"{declaration.help} Default: {declaration.default_text}."
-        groups[section].add_argument(
-            declaration.flag,
-            dest=f"setting_{declaration.field}",
-            metavar="VALUE",
-            action="append" if declaration.repeatable else "store",
-            help=text.replace("%", "%%"),
-        )
-
-
-def _add_test_options(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
-    def add(flag: str, variable: str, default: str, text: str) -> None:
-        shown = f"{text} Default: {variable}, else {default}." if variable else f"{text} Default: {default}."
-        parser.add_argument(flag, metavar="VALUE", default=environment.get(variable) or default, help=shown)
-
-    add("--endpoint", "AWS_ENDPOINT_URL", "http://127.0.0.1:9000", "URL of the endpoint.")
-    add("--access-key", "AWS_ACCESS_KEY_ID", "test", "The access key id to sign with.")
-    add("--secret-key", "AWS_SECRET_ACCESS_KEY", "test", "The secret to sign with; better in the variable.")
-    add("--region", "AWS_REGION", "us-east-1", "The region to sign for.")
-    add("--bucket", "", "tiergate-test", "A bucket to write to. Made if need be; only what the test wrote is removed.")
-
-
-def _load(options: argparse.Namespace, unknown: list[str]) -> Loaded:
-    given = cast("Mapping[str, Any]", vars(options))
-    flags = {field: given[f"setting_{field}"] for field in DECLARATIONS if given.get(f"setting_{field}") is not None}
-    return config.load(config_file=options.config, flags=flags, unknown_flags=unknown)
-
-
-def _unknown_flags(words: list[str]) -> list[str]:
-    """The words that are wrong in themselves: what follows an unknown flag is taken for its value."""
-    wrong: list[str] = []
-    for before, word in zip(["", *words], words, strict=False):
-        if word.startswith("-") or not before.startswith("-") or "=" in before:
-            wrong.append(word)
-    return wrong
-
-
-# -- a running node
-def _admin_url(settings: Settings) -> str | None:
-    """Where a node answers on its admin address; None if no node serves from the memory folder."""
-    if settings.admin_listen.port:
-        return f"http://{settings.admin_listen}"
-    try:
-        url: str = json.loads(Folders(settings.memory_dir).node_file.read_text())["admin"]
-    except (OSError, ValueError, KeyError):
-        return None
-    return url
-
-
-def _ask(request: urllib.request.Request, timeout_s: float = _ANSWER_TIMEOUT_S) -> HTTPResponse:
-    """What the admin address answers, without a proxy in between.
-
-    Raises:
-        OSError: nobody answers, or with an error.
-    """
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    return cast("HTTPResponse", opener.open(request, timeout=timeout_s))
-
-
-def _object(document: bytes) -> Mapping[str, Any]:
-    """A JSON object.
-
-    Raises:
-        ValueError: it is none.
-    """
-    answer = json.loads(document)
-    if not isinstance(answer, dict):
-        raise ValueError("the answer is not a JSON object")
-    return cast("Mapping[str, Any]", answer)
-
-
-def _fetch(url: str, timeout_s: float = _ANSWER_TIMEOUT_S, method: str = "GET") -> Mapping[str, Any]:
-    """A document of the admin address.
-
-    Raises:
-        OSError: nobody answers, or with an error.
-        ValueError: the answer is not a JSON object.
-    """
-    with _ask(urllib.request.Request(url, method=method), timeout_s) as response:
-        return _object(response.read())
-
-
-def _reason(error: urllib.error.HTTPError) -> str:
-    """What an error's answer says."""
-    try:
-        return str(_object(error.read())["error"])
-    except (OSError, ValueError, KeyError):
-        return f"{error.code} {error.reason}"
-
-
+# -- what a running node answers
 def _say(text: str) -> None:
     print(text, flush=True)
 
