@@ -87,7 +87,7 @@ class Folders:
 
 
 LEFT_BEHIND_STATUS = 5
-"""Exit status of a member of a cluster: something acknowledged is in its memory folder only, or may be."""
+"""Exit status of a node: something acknowledged is in its memory folder only, or may be."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Exit statuses: 0 success; 1 the node could not start or had to end, or the test or the demo failed; 2 wrong
 configuration or usage; 3 another node has the memory folder; 4 a command found no node, or one that does not answer as
-it should; 5 a member of a cluster stopped, and something acknowledged is in its memory folder only, or may be; 6
+it should; 5 a node stopped, and something acknowledged is in its memory folder only, or may be; 6
 `checkpoints`, `newest` or `verify` cannot tell all, since a tier or the directory does not answer; 7 `verify --repair`
 found damage, and mended all of it. `prefetch` fails with 1 unless all is in memory, `checkpoints` where one is damaged
 or quarantined, `newest` where none is whole, `verify` where one is damaged, or none is whole.

@@ -40,7 +40,7 @@ def run(context: ChildContext) -> None:
                         stop_read.recv(1)
                         continue
                     if context.peer_socket is None or sock.fileno() < 0:
-                        if context.settings.cluster and context.role is ChildRole.BACKGROUND:
+                        if context.role is ChildRole.BACKGROUND:
                             context.report_left(0)
                         return
                     # A member's worker goes on for its peers until the second signal.

@@ -209,7 +209,7 @@ def test_port_is_closed_as_soon_as_the_workers_have_stopped(starter: Starter) ->
     node.process.send_signal(signal.SIGTERM)
     eventually("connections are refused", lambda: is_refused(node.listen))
     assert node.process.poll() is None
-    assert node.stop() == 0
+    assert node.stop() == LEFT_BEHIND_STATUS
 
 
 def test_second_signal_ends_a_stop_at_once(starter: Starter) -> None:
@@ -217,7 +217,7 @@ def test_second_signal_ends_a_stop_at_once(starter: Starter) -> None:
     (starter.folder / "stubborn-worker-1").touch()
     node.process.send_signal(signal.SIGTERM)
     eventually("stopping", lambda: "stopping" in node.log.read_text())
-    assert node.stop() == 0
+    assert node.stop() == LEFT_BEHIND_STATUS
 
 
 def test_parent_killed_takes_all_children_along_and_a_new_node_starts(starter: Starter) -> None:
@@ -295,9 +295,12 @@ def test_worker_of_a_stopping_member_that_dies_holds_nothing_up(starter: Starter
     assert node.process.wait(DEADLINE_S) == 0
 
 
-def test_member_whose_background_cannot_say_what_is_left_counts_as_leaving_something(starter: Starter) -> None:
+@pytest.mark.parametrize("settings", [{}, MEMBER], ids=["alone", "member"])
+def test_node_whose_background_cannot_say_what_is_left_counts_as_leaving_something(
+    starter: Starter, settings: dict[str, str]
+) -> None:
     (starter.folder / "stubborn-background-0").touch()
-    node = starter.ready(**MEMBER)
+    node = starter.ready(**settings)
     _, background = node.ask(node.admin)
     node.process.send_signal(signal.SIGTERM)
     eventually("clients are refused", lambda: is_refused(node.listen))
@@ -437,7 +440,7 @@ def test_serve_while_the_first_one_stops_takes_over(starter: Starter) -> None:
     eventually("stopping", lambda: "stopping" in first.log.read_text())
     second = starter.start(DEADLINE_S)
     os.kill(second.process.pid, 0)
-    assert first.stop() == 0
+    assert first.stop() == LEFT_BEHIND_STATUS
     (starter.folder / "stubborn-worker-1").unlink()
     second.wait_ready()
 

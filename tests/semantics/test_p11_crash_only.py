@@ -3,16 +3,18 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from typing import Any
 
 import pytest
 from tests.nodes import StartNode
 
+from tiergate.child import LEFT_BEHIND_STATUS
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import Victim
 from tiergate.testing.objects import body_of, listed, uploads_of
-from tiergate.testing.rules import Gate, Hold
+from tiergate.testing.rules import Answer, Gate, Hold
 
 MIB = 1 << 20
 
@@ -112,3 +114,42 @@ def test_second_node_on_the_same_memory_does_not_start(start_node: StartNode, bu
     assert "ready" not in ended.stdout
     node.client().put_object(Bucket=bucket, Key="k", Body=b"the first one goes on")
     node.wait_settled()
+
+
+@pytest.mark.semantics("P11.9")
+def test_node_that_stops_first_brings_away_what_it_owes(
+    start_node: StartNode, direct: Any, proxy: FaultyOrigin, bucket: str
+) -> None:
+    node = start_node("--drain", "1h")
+    gate = Gate()
+    proxy.inject(Hold(gate), operation="PutObject", where=lambda seen: seen.bucket == bucket, times=None)
+    client = node.client()
+    for key in ("later", "run/step_1/__0_0.distcp", "run/step_1/.metadata"):
+        client.put_object(Bucket=bucket, Key=key, Body=b"x")
+    gate.wait_reached()
+    with ThreadPoolExecutor(1) as pool:
+        stopping = pool.submit(node.stop)
+        node.wait_until("its clients are answered", lambda: "draining" in node.log)
+        gate.release()
+        assert stopping.result() == 0
+    assert [key for key, _, _ in listed(direct, bucket)] == ["later", "run/step_1/.metadata", "run/step_1/__0_0.distcp"]
+
+
+@pytest.mark.semantics("P11.9")
+@pytest.mark.parametrize("drain", ["0", "500ms"])
+def test_node_that_cannot_bring_all_away_says_what_it_keeps_and_goes_on_with_it(
+    start_node: StartNode, direct: Any, proxy: FaultyOrigin, bucket: str, drain: str
+) -> None:
+    node = start_node("--drain", drain)
+    proxy.inject(Answer(503), operation="PutObject", where=lambda seen: seen.bucket == bucket, times=None)
+    node.client().put_object(Bucket=bucket, Key="run/step_1/__0_0.distcp", Body=b"x")
+    assert node.stop() == LEFT_BEHIND_STATUS
+    said = node.log.splitlines()[-20:]
+    assert any(
+        f"s3://{bucket}/run/step_1/" in line and "in the memory folder of this node only" in line for line in said
+    )
+    proxy.heal()
+    node.start()
+    node.wait_settled()
+    assert body_of(direct, bucket, "run/step_1/__0_0.distcp") == b"x"
+    assert node.stop() == 0

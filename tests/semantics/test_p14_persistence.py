@@ -13,6 +13,7 @@ from tests.nodes import StartNode
 from tests.several import memory_ack
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
 
+from tiergate.child import LEFT_BEHIND_STATUS
 from tiergate.testing.etcd import needs_etcd
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.objects import ack_of, body_of, keys_of
@@ -160,6 +161,18 @@ def test_newest_set_of_a_run_that_ended_goes_to_the_origin(start_node: StartNode
     client.put_object(Bucket=bucket, Key="run/step_3/__0_0.distcp", Body=b"not whole")
     node.wait_until("it is there", lambda: len(keys_of(direct, bucket)) == 3)
     assert steps_of(direct, bucket) == {"step_2"}
+
+
+@pytest.mark.semantics("P14.5")
+def test_node_that_stops_sends_the_newest_set(start_node: StartNode, direct: Any, bucket: str) -> None:
+    node = start_node(*policy(bucket, "persist = 'none'"))
+    save(node.client(), bucket, 1)
+    save(node.client(), bucket, 2)
+    assert node.stop() == LEFT_BEHIND_STATUS
+    assert steps_of(direct, bucket) == {"step_2"}
+    assert len(keys_of(direct, bucket)) == 3
+    node.start()
+    assert steps_of(node.client(), bucket) == {"step_1", "step_2"}
 
 
 @needs_etcd

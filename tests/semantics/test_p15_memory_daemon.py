@@ -19,6 +19,7 @@ from tests.dcp import dcp_list
 from tests.etcds import StartCluster
 from tests.nodes import FLAGS, StartNode
 
+from tiergate.child import LEFT_BEHIND_STATUS
 from tiergate.testing.etcd import needs_etcd
 from tiergate.testing.faults import FaultyOrigin
 from tiergate.testing.node import RunningNode
@@ -360,7 +361,7 @@ def test_shards_outlive_kills_and_are_never_sent(
     assert daemon.ask("DELETE", "/v1/cp/checkpoints/job/0/3").status == 200
     assert daemon.create("other").status == 200
     proxy.heal()
-    assert node.stop() == 0
+    assert node.stop() == LEFT_BEHIND_STATUS
     node.restart()
     daemon = DaemonClient(node.daemon)
     assert daemon.latest("job") == [4, 2]

@@ -26,9 +26,10 @@ from tiergate.node.listeners import Listeners
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
 
-BACKGROUND_GRACE_S = 5.0
-MEMBER_GRACE_S = 20.0
-"""So long the background of a member may take, beside what `drain` allows, to hand over what is left and to leave."""
+BACKGROUND_GRACE_S = 20.0
+"""So long the background may take, beside what `drain` allows, to hand over what is left and to end."""
+
+KILL_AGAIN_S = 5.0
 
 START_TIMEOUT_S = 60.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -144,8 +145,8 @@ class Supervisor:
                 os.close(self._wakeup_fd)
                 os.close(self._deaths_fd)
         if self._status is None:
-            # A member whose background did not come to say what is left.
-            return LEFT_BEHIND_STATUS if self._peers and self._was_ready else 0
+            # Its background did not come to say what is left.
+            return LEFT_BEHIND_STATUS if self._was_ready else 0
         return self._status
 
     def _turn(self) -> None:
@@ -171,7 +172,7 @@ class Supervisor:
         now_s = self._clock.monotonic_s()
         if self._stop_by_s is not None:
             if now_s >= self._stop_by_s:
-                self._stop_by_s = now_s + BACKGROUND_GRACE_S
+                self._stop_by_s = now_s + KILL_AGAIN_S
                 self._kill_late()
             return
         for child in self._children:
@@ -324,7 +325,7 @@ class Supervisor:
         grace_s = BACKGROUND_GRACE_S
         if now[0].role is ChildRole.BACKGROUND:
             self._admin.close()
-            grace_s = MEMBER_GRACE_S + self._settings.drain_s if self._peers else BACKGROUND_GRACE_S
+            grace_s += self._settings.drain_s
         elif self._peers:
             self._peers.close()
         now_s = self._clock.monotonic_s()

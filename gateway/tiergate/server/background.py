@@ -61,7 +61,7 @@ FORGET_FOR_ALL_INTERVAL_S = 15.0
 RECOVER_AGAIN_S = 1.0
 
 HAND_OVER_S = 10.0
-"""So long a member that stops may take, beside what `drain` allows, to read what it owes and hand it over."""
+"""So long a node that stops may take, beside what `drain` allows, to read what it owes and hand it over."""
 
 NICENESS = 5
 """Where processors are short, clients come before write-back."""
@@ -74,8 +74,8 @@ def run(context: ChildContext) -> None:
 
 
 async def serve(context: ChildContext, promise: Promise = PROMISE) -> None:
-    """Work until SIGTERM. What is in flight then goes on at the next start: all state is in the memory folder. A member
-    of a cluster first brings away what it owes, as far as `drain` lets it, and leaves."""
+    """Work until SIGTERM. The node then brings away what it owes, as far as `drain` lets it, and a member of a cluster
+    leaves. What is left goes on at the next start: all state is in the memory folder."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     if context.settings.cluster:
@@ -83,7 +83,7 @@ async def serve(context: ChildContext, promise: Promise = PROMISE) -> None:
     async with open_cluster(context, promise) as cluster, view_of(cluster), open_rooms(context, cluster) as rooms:
         background = Background(context, rooms, cluster)
         if cluster is None:
-            await background.work(stop)
+            await background.alone(stop)
         else:
             await background.belong(cluster, stop)
 
@@ -105,6 +105,11 @@ class Background:
         self._keeper = self._open_keeper(cluster)
         self._report = Report()
         self._retaining = open_retaining(rooms, cluster)
+
+    async def alone(self, stop: asyncio.Event) -> None:
+        """Work as a node that is no member of a cluster."""
+        await self.work(stop)
+        self._context.report_left(self._report.status)
 
     async def belong(self, cluster: "Cluster", stop: asyncio.Event) -> None:
         """Work as a member of a cluster. Who does not end in order stays one for as long as its lease lasts."""
@@ -177,8 +182,7 @@ class Background:
                     *(group.create_task(work) for work in self._work_of_members()),
                 ]
                 await stop.wait()
-                if self._cluster is not None:
-                    await self._wind_up(self._cluster, uploading)
+                await self._wind_up(uploading)
                 for task in (uploading, *tasks):
                     task.cancel()
         finally:
@@ -248,13 +252,10 @@ class Background:
         sweep = Sweep(cluster.directory, rooms.memory, rooms.clock, cluster.promise.keep_s)
         return [survivors.run(), wake_at_changes(cluster, survivors), repair.run(), sweep.run()]
 
-    async def _wind_up(self, cluster: "Cluster", uploading: "asyncio.Task[None]") -> None:
-        """Before this node leaves its cluster: what it owes goes to the origin, for at most `drain`, then to peers."""
+    async def _wind_up(self, uploading: "asyncio.Task[None]") -> None:
+        """Before this node ends: what it owes goes to the origin, for at most `drain`, then to peers if it has any."""
         rooms, report = self._rooms, self._report
-        peers = Peers(
-            cluster.directory, copier_of(rooms.settings, cluster, rooms.replication, rooms.clock), cluster.view.live
-        )
-        drain = Drain(cluster.directory, self._uploader, rooms.clock, self._standing, peers)
+        drain = Drain(rooms.directory, self._uploader, rooms.clock, self._standing, self._peers())
         try:
             async with asyncio.timeout(rooms.settings.drain_s + HAND_OVER_S):
                 if rooms.settings.drain_s:
@@ -268,6 +269,13 @@ class Background:
             report.left.count += 1
             return
         report.tell()
+
+    def _peers(self) -> Peers | None:
+        cluster, rooms = self._cluster, self._rooms
+        if cluster is None:
+            return None
+        copier = copier_of(rooms.settings, cluster, rooms.replication, rooms.clock)
+        return Peers(cluster.directory, copier, cluster.view.live)
 
     # -- the dead
     async def _recover(self) -> bool:
