@@ -9,11 +9,9 @@ What is written has torch's own layout, which its stock readers load from S3; wh
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import io
 import pickle
-import sys
 import uuid
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -21,9 +19,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
-from torch import Tensor, _weights_only_unpickler
+from torch import Tensor
 
 # Private names of torch. With these its own writer makes the files and the list: stock readers find in the list the
 # classes they look for, and each piece as they expect it.
@@ -45,14 +42,14 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 from torch.futures import Future
-from torch.serialization import _load
 from torch.utils.serialization import config as serialization
 
 from tiergate_adapters.metadata import read_list
 from tiergate_adapters.newest import newest
 from tiergate_adapters.place import Place
-from tiergate_adapters.slabs import MemoryFile, copy, cut, together
+from tiergate_adapters.slabs import together
 from tiergate_adapters.store import Store
+from tiergate_adapters.tensors import StoredTensor, alone
 
 if TYPE_CHECKING:
     import os
@@ -76,8 +73,6 @@ THREADS_COUNT = 4
 """Requests on their way or read, and not yet copied, at a time."""
 HEAD_BYTES = 2 << 10
 """What torch.save adds to a tensor, at most by far."""
-PLAIN_BYTES = 64 << 10
-"""A piece up to this length is read by torch.load itself."""
 _FORMAT = SerializationFormat.TORCH_SAVE
 
 
@@ -203,7 +198,7 @@ class TieredStorageWriter(StorageWriter):
 
     def _loader(self, planner: SavePlanner) -> _SerialCpuLoader | _OverlappingCpuLoader:
         def resolve(item: WriteItem) -> Tensor:
-            return _alone(cast(Tensor, planner.resolve_data(item)).detach())
+            return alone(cast(Tensor, planner.resolve_data(item)).detach())
 
         # More threads than one wait for each other's streams.
         if self._threads_count == 1 and self._copy_ahead_bytes > 0 and torch.accelerator.is_available():
@@ -371,12 +366,12 @@ class TieredStorageReader(StorageReader):
             raw = io.BytesIO(together(views))
             clear = self._transforms.transform_load_stream(items[0], info.transform_descriptors, raw)
             views = [memoryview(clear.read())]
-        stored: _Stored | None = None
+        stored: StoredTensor | None = None
         for item in items:
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, io.BytesIO(together(views)))
                 continue
-            stored = stored or _Stored(views)
+            stored = stored or StoredTensor(views)
             target = planner.resolve_tensor(item).detach()
             stored.copy_to(target, item)
             planner.commit_tensor(item, target)
@@ -420,18 +415,6 @@ def _done(value: Any) -> Future[Any]:
     return future
 
 
-def _alone(tensor: Tensor) -> Tensor:
-    """The same tensor on a storage that has no other bytes: torch would copy it into such a one to save it alone."""
-    storage = tensor.untyped_storage()
-    if type(tensor) is not Tensor or tensor.device.type != "cpu" or storage.nbytes() == tensor.nbytes:
-        return tensor
-    if not tensor.nbytes or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
-        return tensor
-    start = tensor.storage_offset() * tensor.itemsize
-    whole = storage[start : start + tensor.nbytes]
-    return torch.empty(0, dtype=tensor.dtype).set_(whole, 0, tensor.size(), tensor.stride())
-
-
 def _joined(
     spans: Iterable[tuple[int, int]],
 ) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
@@ -461,92 +444,3 @@ def _ahead(pool: ThreadPoolExecutor, reads: Iterable[Callable[[], memoryview]]) 
     finally:
         for each in pending:
             each.cancel()
-
-
-# -- tensors where they lie
-class _Stored:
-    """A tensor as torch.save wrote it, in the memory of some views.
-
-    Raises:
-        UnpicklingError: it holds what no tensor needs.
-        RuntimeError: it is no such file.
-    """
-
-    def __init__(self, views: list[memoryview]) -> None:
-        self._views = views
-        self._head = _head_of(views) if sum(map(len, views)) > PLAIN_BYTES else None
-        self._data: list[memoryview] = []
-        self._tensor: Tensor | None = None
-        if self._head is not None:
-            storage = cast(Any, self._head.untyped_storage())
-            start = storage._checkpoint_offset
-            self._data = cut(views, start, start + storage.nbytes())
-
-    def copy_to(self, target: Tensor, item: ReadItem) -> None:
-        """Fill the tensor with what the item is of it.
-
-        Raises:
-            ValueError: their sizes differ.
-        """
-        head = self._head
-        if head is not None and item.lengths == head.size() and _is_alike(target, head):
-            # All of it, as it is: byte by byte, in however many pieces it lies.
-            memory = memoryview((ctypes.c_char * target.nbytes).from_address(target.data_ptr())).cast("B")
-            at, done = int(head.storage_offset()) * head.itemsize, 0
-            for view in cut(self._data, at, at + target.nbytes):
-                copy(memory[done : done + len(view)], view)
-                done += len(view)
-            return
-        part = self._tensor = self._whole() if self._tensor is None else self._tensor
-        for dimension, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-            part = part.narrow(dimension, offset, length)
-        if target.size() != part.size():
-            raise ValueError(f"{item.storage_index}: {part.size()} is stored and {target.size()} wanted")
-        target.copy_(part)
-
-    def _whole(self) -> Tensor:
-        """The tensor, on the memory of the views if that is in one piece: to be read only, while it is there."""
-        if self._head is None:
-            found: Tensor = torch.load(io.BytesIO(together(self._views)), map_location="cpu", weights_only=True)
-            return found
-        head, data = self._head, together(self._data)
-        # By its address: of a buffer that is not to be written to, torch warns.
-        memory = (ctypes.c_char * len(data)).from_address(np.frombuffer(data, np.uint8).ctypes.data)
-        self._data = [data]
-        storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
-        return torch.empty(0, dtype=head.dtype).set_(storage, head.storage_offset(), head.size(), head.stride())
-
-
-def _is_alike(target: Tensor, head: Tensor) -> bool:
-    """Whether the bytes of one are those of the other."""
-    return (
-        target.device.type == "cpu"
-        and (target.dtype, target.size()) == (head.dtype, head.size())
-        and target.is_contiguous()
-        and head.is_contiguous()
-        and not target.is_conj()
-        and not target.is_neg()
-    )
-
-
-def _head_of(views: list[memoryview]) -> Tensor | None:
-    """The tensor without its data, of whose storage torch says where in the piece it is; None for what torch.load must
-    read as a whole."""
-    file: Any = MemoryFile(views)
-    if file.read(4) != b"PK\x03\x04":
-        return None
-    file.seek(0)
-    # Private: what torch.load does on the meta device, for files of this machine's order of bytes.
-    archive: Any = torch._C.PyTorchFileReader(file)
-    if archive.has_record("constants.pkl") or not archive.has_record("byteorder"):
-        return None
-    if archive.get_record("byteorder").decode() != sys.byteorder:
-        return None
-    try:
-        head = cast(Any, _load)(archive, "meta", _weights_only_unpickler, encoding="utf-8")
-    except NotImplementedError:  # Quantized ones have no such device.
-        return None
-    is_plain = type(head) in (Tensor, torch.nn.Parameter) and head.layout == torch.strided
-    if not is_plain or head.is_conj() or head.is_neg() or head.is_quantized or not head.untyped_storage().nbytes():
-        return None
-    return cast(Tensor, head.detach())
