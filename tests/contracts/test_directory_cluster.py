@@ -9,7 +9,7 @@ from tests.directoryrows import check_rows
 
 from tiergate.clock import SystemClock
 from tiergate.config import Persist
-from tiergate.directory import clustered
+from tiergate.directory import changes
 from tiergate.directory.base import ClusterDirectory, Directory, Held
 from tiergate.directory.bynode import ByNode
 from tiergate.directory.clustered import ClusteredDirectory
@@ -461,7 +461,7 @@ async def test_change_made_up_in_one_epoch_does_not_happen_in_the_next(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a = await cluster.join("a")
-    committer = a.directory._committer
+    committer = a.directory._changes._committer
     real = committer.commit
 
     async def commit(change: Change) -> int | None:
@@ -540,7 +540,7 @@ async def test_holder_that_comes_while_its_version_is_replaced_leaves_no_row(
 ) -> None:
     a, b = await cluster.join("a"), await cluster.join("b")
     await put(a.directory, SHARD, "v1", make_intent(holders=(a.me,)))
-    committer = a.directory._committer
+    committer = a.directory._changes._committer
     real = committer.commit
 
     async def commit(change: Change) -> int | None:
@@ -577,7 +577,7 @@ async def test_version_that_very_many_hold_is_replaced_and_trimmed(
 async def test_steps_of_members_of_one_set_never_fail_each_other(
     cluster: Cluster, client: EtcdClient, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clustered, "ATTEMPTS_COUNT", 1)
+    monkeypatch.setattr(changes, "ATTEMPTS_COUNT", 1)
     directories = [ClusteredDirectory(client, keys) for _ in range(8)]
     steps = [
         Step(object_name(f"run/step_1/{index}"), f"t{index}", f"p{index % 8}", Role.SMALL, index % 3 == 0, True)

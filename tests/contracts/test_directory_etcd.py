@@ -166,7 +166,7 @@ async def test_group_with_a_lost_answer_tells_each_apart(
     rival = Bucket("b", "eu-west-1", False, 1.0)
     await clustered.put_bucket(rival)
     lossy.lose_after = 1
-    done, lost = await asyncio.gather(*(through_lossy._committer.commit(change) for change in changes))
+    done, lost = await asyncio.gather(*(through_lossy._changes._committer.commit(change) for change in changes))
     assert lost is None
     assert done == (await lossy.read(Range(guards[0].key))).found(0)[0].mod_revision
     assert await clustered.get_bucket("b") == rival
@@ -175,7 +175,7 @@ async def test_group_with_a_lost_answer_tells_each_apart(
 async def test_given_up_commit_cannot_happen_after_the_next_one(
     lossy: Lossy, through_lossy: ClusteredDirectory, clustered: ClusteredDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    committer = through_lossy._committer
+    committer = through_lossy._changes._committer
     committer._patience_s = 0.0
     await put(through_lossy, object_name("warm"), "w")
     sent: list[Txn] = []
@@ -200,7 +200,7 @@ async def test_given_up_commit_cannot_happen_after_the_next_one(
 async def test_given_up_commit_that_happens_in_time_harms_no_later_one(
     lossy: Lossy, through_lossy: ClusteredDirectory, keys: Keys
 ) -> None:
-    through_lossy._committer._patience_s = 0.0
+    through_lossy._changes._committer._patience_s = 0.0
     lossy.lose_after = 1
     with pytest.raises(OutcomeUnknownError):
         await put(through_lossy, SHARD, "v1")
@@ -294,16 +294,16 @@ async def test_marker_committed_meanwhile_is_disturbed_too(
 ) -> None:
     """It was not there when the overwriting commit looked, and is when it happens."""
     await put(clustered, SHARD, "s1")
-    real = clustered._committer.commit
+    real = clustered._changes._committer.commit
 
     async def commit(change: Change) -> int | None:
-        monkeypatch.setattr(clustered._committer, "commit", real)
+        monkeypatch.setattr(clustered._changes._committer, "commit", real)
         other = ClusteredDirectory(client, keys)
         await put(other, MARKER, "m1", make_intent(Role.MARKER))
         await other.close()
         return await real(change)
 
-    monkeypatch.setattr(clustered._committer, "commit", commit)
+    monkeypatch.setattr(clustered._changes._committer, "commit", commit)
     await put(clustered, SHARD, "s2", make_intent(now_s=5000.0))
     assert (await pending_of(clustered, MARKER)).disturbed_s == 5000.0
 

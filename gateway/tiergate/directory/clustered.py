@@ -12,24 +12,23 @@ from tiergate.directory import ownership, plans, reinsertion, transitions, uploa
 from tiergate.directory.base import Committed, Finished, Held, Intent, Seen
 from tiergate.directory.beside import Beside
 from tiergate.directory.bynode import ByNode
+from tiergate.directory.changes import Changes
 from tiergate.directory.clusterreads import At, Reader
 from tiergate.directory.clusterrows import (
     READS_COUNT,
     ClusterRows,
-    NotReadError,
     Snapshot,
     record_of,
-    settled,
     value_of,
 )
 from tiergate.directory.codec import Orphan, pack
-from tiergate.directory.committer import Change, Committer, Standing
+from tiergate.directory.committer import Change, Standing
 from tiergate.directory.era import Era
 from tiergate.directory.keys import Keys
 from tiergate.directory.ledger import Entry, Ledger
 from tiergate.directory.owed import OwedChanges
 from tiergate.directory.view import Rows
-from tiergate.errors import CompactedError, MemoryFullError, OutcomeUnknownError, OverloadedError
+from tiergate.errors import MemoryFullError
 from tiergate.etcd.client import EtcdClient
 from tiergate.etcd.values import Delete, Field, Found, Guard, KeyValue, Put, Range
 from tiergate.model import (
@@ -53,7 +52,6 @@ from tiergate.model import (
     Version,
     new_uid,
 )
-from tiergate.policy.backoff import delay_s
 from tiergate.policy.persistence import Beginning
 
 TRIM_COUNT = 1000
@@ -68,11 +66,6 @@ PROMOTE_GROUP_COUNT = 15
 DELETE_GROUP_COUNT = 60
 """Outdated rows deleted in one transaction."""
 
-ATTEMPTS_COUNT = 40
-"""So often a transition is tried while others change what it read."""
-
-RIVAL_PAUSE_BASE_S = 0.002
-RIVAL_PAUSE_CAP_S = 0.25
 
 T = TypeVar("T")
 
@@ -102,103 +95,16 @@ class ClusteredDirectory(OwedChanges):
         self._keys = keys
         self._reader = Reader(client)
         self._by_node = ByNode(client, self._reader, keys)
-        self._standing = standing
         self._ledger = ledger
-        self._era = era
-        self._committer = Committer(client, keys, standing, self._newest)
+        self._changes = Changes(client, keys, standing, ledger, era)
 
     @property
     def _me(self) -> Holder | None:
-        return self._standing.me if self._standing else None
-
-    def _newest(self) -> int:
-        return self._ledger.newest(self._era()) if self._ledger is not None else 0
+        return self._changes.me
 
     async def close(self) -> None:
         """Stop committing. The client stays open."""
-        await self._committer.close()
-
-    # -- how rows are read and changed
-    async def _change(self, transition: Callable[[ClusterRows], T], *first: bytes | Range) -> T:
-        """Run a transition and commit what it changed. `first`: what it surely reads."""
-        wanted = [each if isinstance(each, Range) else Range(each) for each in first]
-        for attempt in range(1, ATTEMPTS_COUNT + 1):
-            generation, era = self._client.generation, self._era()
-            try:
-                rows, result = await self._run(transition, wanted)
-            except CompactedError:
-                continue
-            if early := rows.early():
-                await asyncio.gather(*(self._commit(change, generation, era) for change in early))
-                continue
-            change = rows.change()
-            if change is None:
-                return result
-            revision = await self._commit(change, generation, era)
-            if revision is not None:
-                self._note(rows, era, revision)
-                if generation != self._client.generation:
-                    # What this node told another directory meanwhile may lack this.
-                    raise OutcomeUnknownError("this node works with another directory now")
-                return settled(result, revision)
-            pause_s = delay_s(attempt, self._client.rng, RIVAL_PAUSE_BASE_S, RIVAL_PAUSE_CAP_S)
-            await self._client.clock.sleep(pause_s)
-        raise OverloadedError("others keep changing what this change rests on", attempts=ATTEMPTS_COUNT)
-
-    async def _commit(self, change: Change, generation: int | None = None, era: int = 0) -> int | None:
-        """Commit over the directory of a generation and an era, or the present one; see `Committer.commit`."""
-        if generation is None:
-            generation, era = self._client.generation, self._era()
-        revision = await self._committer.commit(replace(change, generation=generation))
-        if revision is not None and self._ledger is not None:
-            self._ledger.changed(era, revision)
-        return revision
-
-    def _note(self, rows: ClusterRows, era: int, revision: int) -> None:
-        """Keep in the ledger what this commit made of pending writes, as far as they are this node's."""
-        if self._ledger is None:
-            return
-        for name, write, record in rows.owed():
-            known = self._ledger.find(name)
-            is_known = known is not None and write is not None and known.write.uid == write.uid
-            if write is None:
-                if known is not None:
-                    self._ledger.drop(name, known.write.uid)
-            elif is_known or write.owner == rows.me:
-                if record is None and known is not None and is_known and known.era == era:
-                    record = known.record
-                if record is not None:  # else it is noted when the ledger is refreshed
-                    self._ledger.note(Entry(era, settled(record, revision), settled(write, revision)))
-
-    async def _run(self, transition: Callable[[ClusterRows], T], wanted: Sequence[Range]) -> tuple[ClusterRows, T]:
-        snapshot, me = Snapshot(), self._me
-        while True:
-            await snapshot.fetch(self._client, wanted)
-            rows = ClusterRows(self._keys, snapshot, me)
-            try:
-                return rows, transition(rows)
-            except NotReadError as error:
-                wanted = error.wanted
-
-    async def _of_object(self, name: ObjectName, transition: Callable[[ClusterRows], T]) -> T:
-        return await self._change(transition, self._keys.record(name), self._keys.pending(name))
-
-    async def _committing(self, commit: Callable[[ClusterRows], Committed], *first: bytes | Range) -> Committed:
-        def transition(rows: ClusterRows) -> Committed:
-            committed = commit(rows)
-            return replace(committed, held_by=rows.let_go)
-
-        return await self._change(transition, *first)
-
-    def _replacing(self, name: ObjectName, intent: Intent | None = None) -> list[Range]:
-        """What a commit of a key reads."""
-        keys = self._keys
-        found = [Range(keys.record(name)), Range(keys.pending(name)), keys.all_holders(name)]
-        if intent is not None:
-            found += [Range(keys.node(each.node)) for each in intent.holders]
-            prefixes = (intent.plan.prefix,) if intent.plan is not None else intent.points_to
-            found += [Range(keys.plan(name.bucket, prefix)) for prefix in prefixes]
-        return found
+        await self._changes.close()
 
     # -- objects
     async def revision(self) -> int:
@@ -272,14 +178,14 @@ class ClusteredDirectory(OwedChanges):
             rows.hold(name, version.uid, intent.holders)
             return transitions.put(rows, name, version, intent)
 
-        return await self._committing(commit, *self._replacing(name, intent))
+        return await self._changes.committing(commit, *self._changes.replacing(name, intent))
 
     async def put_through(self, name: ObjectName, version: Version, origin_etag: str, intent: Intent) -> Committed:
         def commit(rows: ClusterRows) -> Committed:
             rows.hold(name, version.uid, intent.holders)
             return transitions.put_through(rows, name, version, origin_etag, intent)
 
-        return await self._committing(commit, *self._replacing(name, intent))
+        return await self._changes.committing(commit, *self._changes.replacing(name, intent))
 
     async def delete(self, name: ObjectName, intent: Intent) -> Committed | None:
         uid = f"delete-{new_uid(intent.now_s)}"
@@ -288,7 +194,7 @@ class ClusteredDirectory(OwedChanges):
             committed = transitions.delete(rows, name, uid, intent)
             return replace(committed, held_by=rows.let_go) if committed else None
 
-        return await self._change(transition, *self._replacing(name))
+        return await self._changes.make(transition, *self._changes.replacing(name))
 
     async def adopt(
         self,
@@ -300,15 +206,15 @@ class ClusteredDirectory(OwedChanges):
         since: int | None = None,
     ) -> Record:
         keys = (self._keys.record(name), self._keys.slot(name))
-        return await self._change(
+        return await self._changes.make(
             lambda rows: transitions.adopt(rows, name, version, origin_etag, role, now_s, since), *keys
         )
 
     async def revalidated(self, name: ObjectName, uid: str, now_s: float) -> None:
-        await self._of_object(name, lambda rows: transitions.revalidated(rows, name, uid, now_s))
+        await self._changes.of_object(name, lambda rows: transitions.revalidated(rows, name, uid, now_s))
 
     async def forget(self, name: ObjectName, uid: str | None) -> Version | None:
-        return await self._of_object(name, lambda rows: transitions.forget(rows, name, uid))
+        return await self._changes.of_object(name, lambda rows: transitions.forget(rows, name, uid))
 
     async def trim_clean(self, keep_count: int) -> list[Version]:
         clean, markers = self._keys.all("c"), self._keys.all("k")
@@ -328,7 +234,7 @@ class ClusteredDirectory(OwedChanges):
     async def _trim(self, names: Sequence[ObjectName]) -> list[Version]:
         first = [wanted for name in names for wanted in (Range(self._keys.record(name)), self._keys.all_holders(name))]
         try:
-            return await self._change(lambda rows: transitions.drop_clean(rows, names), *first)
+            return await self._changes.make(lambda rows: transitions.drop_clean(rows, names), *first)
         except MemoryFullError:
             if len(names) == 1:
                 raise
@@ -357,7 +263,7 @@ class ClusteredDirectory(OwedChanges):
         for start in range(0, len(writes), PROMOTE_GROUP_COUNT):
             part = writes[start : start + PROMOTE_GROUP_COUNT]
             first = [self._keys.pending(write.name) for write in part]
-            count += await self._change(partial(transitions.promote, writes=part, now_s=now_s), *first)
+            count += await self._changes.make(partial(transitions.promote, writes=part, now_s=now_s), *first)
         return count
 
     async def get_plan(self, bucket: str, prefix: str) -> Plan | None:
@@ -371,10 +277,10 @@ class ClusteredDirectory(OwedChanges):
 
     async def decide(self, beginning: Beginning) -> Plan:
         keys = (self._keys.plan(beginning.bucket, beginning.prefix), self._keys.run(beginning.bucket, beginning.run))
-        return await self._change(lambda rows: plans.decide(rows, beginning), *keys)
+        return await self._changes.make(lambda rows: plans.decide(rows, beginning), *keys)
 
     async def _change_plan(self, plan: Plan, transition: Callable[[Rows], T]) -> T:
-        return await self._change(transition, self._keys.plan(plan.bucket, plan.prefix))
+        return await self._changes.make(transition, self._keys.plan(plan.bucket, plan.prefix))
 
     async def beside(self, writes: Sequence[Pending], whole: Collection[str] = ()) -> list[Pending]:
         return await self._reader.consistent(lambda at: Beside(self._reader, self._keys, at).read(writes, whole))
@@ -395,13 +301,15 @@ class ClusteredDirectory(OwedChanges):
         return sum(write.size_bytes for write in await self.pending() if write.is_owed)
 
     async def _change_pending(self, name: ObjectName, transition: Callable[[Rows], T]) -> T:
-        return await self._change(transition, self._keys.pending(name))
+        return await self._changes.make(transition, self._keys.pending(name))
 
     async def orphan_uploads(self) -> list[tuple[ObjectName, OriginUpload]]:
         return [(orphan.name, orphan.upload) for orphan in await self._reader.values(Orphan, self._keys.all("x"))]
 
     async def persisted(self, name: ObjectName, uid: str, origin_etag: str, now_s: float) -> Version | None:
-        return await self._of_object(name, lambda rows: transitions.persisted(rows, name, uid, origin_etag, now_s))
+        return await self._changes.of_object(
+            name, lambda rows: transitions.persisted(rows, name, uid, origin_etag, now_s)
+        )
 
     async def standing_markers(self, bucket: str, scopes: Sequence[str]) -> list[Seen]:
         ranges = [self._keys.markers(bucket, scope) for scope in scopes]
@@ -438,24 +346,24 @@ class ClusteredDirectory(OwedChanges):
                 rows.hold(name, uid, [write.owner])
             return write
 
-        return await self._of_object(name, transition)
+        return await self._changes.of_object(name, transition)
 
     async def quarantine(self, name: ObjectName, uid: str, reason: str) -> None:
-        await self._change(lambda rows: ownership.quarantine(rows, name, uid, reason), self._keys.pending(name))
+        await self._changes.make(lambda rows: ownership.quarantine(rows, name, uid, reason), self._keys.pending(name))
 
     # -- steps under way
     async def begin_step(self, step: Step) -> bool:
-        return await self._change(lambda rows: transitions.begin_step(rows, step))
+        return await self._changes.make(lambda rows: transitions.begin_step(rows, step))
 
     async def steps(self) -> list[Step]:
         return await self._reader.values(Step, self._keys.all("s"))
 
     async def end_step(self, step: Step) -> None:
-        await self._change(lambda rows: rows.drop_step(step))
+        await self._changes.make(lambda rows: rows.drop_step(step))
 
     # -- multipart uploads of clients
     async def create_upload(self, upload: Upload) -> None:
-        await self._change(lambda rows: rows.put_upload(upload))
+        await self._changes.make(lambda rows: rows.put_upload(upload))
 
     async def get_upload(self, upload_id: str) -> Upload | None:
         return await self._reader.one(Upload, self._keys.upload(upload_id))
@@ -467,15 +375,15 @@ class ClusteredDirectory(OwedChanges):
 
     async def put_part(self, upload_id: str, part: Part) -> Part | None:
         keys = (self._keys.upload(upload_id), self._keys.part(upload_id, part.number))
-        return await self._change(lambda rows: uploads.put_part(rows, upload_id, part), *keys)
+        return await self._changes.make(lambda rows: uploads.put_part(rows, upload_id, part), *keys)
 
     async def note_spill(self, upload_id: str, spill_id: str) -> str:
-        return await self._change(
+        return await self._changes.make(
             lambda rows: uploads.note_spill(rows, upload_id, spill_id), self._keys.upload(upload_id)
         )
 
     async def move_part(self, upload_id: str, part: Part, moved: Part) -> bool:
-        return await self._change(
+        return await self._changes.make(
             lambda rows: uploads.move_part(rows, upload_id, part, moved), self._keys.part(upload_id, part.number)
         )
 
@@ -494,23 +402,23 @@ class ClusteredDirectory(OwedChanges):
         return await self._reader.values(Part, self._keys.parts(upload_id))
 
     async def abort_upload(self, upload_id: str) -> list[Part] | None:
-        return await self._change(lambda rows: uploads.abort(rows, upload_id), self._keys.upload(upload_id))
+        return await self._changes.make(lambda rows: uploads.abort(rows, upload_id), self._keys.upload(upload_id))
 
     async def finish_upload(
         self, upload_id: str, version: Version, part_list: Sequence[tuple[int, str]], intent: Intent
     ) -> Committed:
         def commit(rows: ClusterRows) -> Committed:
             name = uploads.known(rows, upload_id).name
-            rows.expect(self._replacing(name, intent))
+            rows.expect(self._changes.replacing(name, intent))
             rows.hold(name, version.uid, intent.holders)
             return uploads.finish(rows, upload_id, version, part_list, intent)
 
-        return await self._committing(commit, self._keys.upload(upload_id), self._keys.parts(upload_id))
+        return await self._changes.committing(commit, self._keys.upload(upload_id), self._keys.parts(upload_id))
 
     async def end_spilled(
         self, upload_id: str, version: Version, part_list: Sequence[tuple[int, str]], now_s: float
     ) -> None:
-        await self._change(
+        await self._changes.make(
             lambda rows: uploads.end_spilled(rows, upload_id, version, part_list, now_s), self._keys.upload(upload_id)
         )
 
@@ -520,7 +428,7 @@ class ClusteredDirectory(OwedChanges):
     async def expire_finished(self, before_s: float) -> int:
         # A receipt's value begins with its time; its writer wrote nothing since, and will find out if it still lives.
         # Our own is renewed by this.
-        before, own = new_uid(max(before_s, 0.0)).encode()[:12], self._committer.receipt
+        before, own = new_uid(max(before_s, 0.0)).encode()[:12], self._changes.receipt
         await self._delete(await self._select("r", lambda row: row.value < before and row.key != own))
         old = await self._select("f", lambda row: value_of(Finished, row).finished_s < before_s)
         old += await self._select("a", lambda row: value_of(Agreement, row).agreed_s < before_s)
@@ -541,7 +449,7 @@ class ClusteredDirectory(OwedChanges):
         for start in range(0, len(rows), DELETE_GROUP_COUNT):
             part = rows[start : start + DELETE_GROUP_COUNT]
             guards = tuple(Guard(row.key, Field.MODIFIED, row.mod_revision) for row in part)
-            if await self._commit(Change(guards, tuple(Delete(row.key) for row in part))) is not None:
+            if await self._changes.commit(Change(guards, tuple(Delete(row.key) for row in part))) is not None:
                 count += len(part)
         return count
 
@@ -553,15 +461,15 @@ class ClusteredDirectory(OwedChanges):
         return await self._reader.values(Bucket, self._keys.all("b"))
 
     async def put_bucket(self, bucket: Bucket) -> None:
-        await self._commit(Change((), (Put(self._keys.bucket(bucket.name), pack(bucket)),)))
+        await self._changes.commit(Change((), (Put(self._keys.bucket(bucket.name), pack(bucket)),)))
 
     async def forget_bucket(self, name: str) -> None:
-        await self._commit(Change((), (Delete(self._keys.bucket(name)),)))
+        await self._changes.commit(Change((), (Delete(self._keys.bucket(name)),)))
 
     # -- pinned prefixes
     async def pin_prefix(self, pinned: PinnedPrefix) -> None:
         key = self._keys.pinned(pinned.bucket, pinned.prefix)
-        await self._commit(Change((Guard(key, Field.MODIFIED, 0),), (Put(key, pack(pinned)),)))
+        await self._changes.commit(Change((Guard(key, Field.MODIFIED, 0),), (Put(key, pack(pinned)),)))
 
     async def unpin_prefix(self, bucket: str, prefix: str) -> bool:
         key = self._keys.pinned(bucket, prefix)
@@ -575,7 +483,7 @@ class ClusteredDirectory(OwedChanges):
     # -- which checkpoint a restart takes
     async def quarantine_set(self, found: QuarantinedSet) -> None:
         key = self._keys.quarantined(found.bucket, found.prefix)
-        await self._committer.commit(Change((), (Put(key, pack(found)),)))
+        await self._changes.commit(Change((), (Put(key, pack(found)),)))
 
     async def release_set(self, found: QuarantinedSet) -> bool:
         key = self._keys.quarantined(found.bucket, found.prefix)
@@ -592,7 +500,7 @@ class ClusteredDirectory(OwedChanges):
             found = await self.agreed(proposed.bucket, proposed.prefix, proposed.name)
             if found is not None:
                 return found
-            if await self._committer.commit(change) is not None:
+            if await self._changes.commit(change) is not None:
                 return proposed
 
     async def agreed(self, bucket: str, prefix: str, name: str) -> Agreement | None:
@@ -650,12 +558,12 @@ class ClusteredDirectory(OwedChanges):
     # -- only in a cluster: who holds and owes what
     async def hold(self, name: ObjectName, uid: str, holders: Sequence[Holder]) -> bool:
         nodes = [self._keys.node(each.node) for each in holders]
-        return await self._change(
+        return await self._changes.make(
             lambda rows: ownership.hold(rows, name, uid, holders), self._keys.record(name), *nodes
         )
 
     async def release(self, name: ObjectName, uid: str, node: str) -> None:
-        await self._change(lambda rows: rows.release(name, uid, node))
+        await self._changes.make(lambda rows: rows.release(name, uid, node))
 
     async def held_by(self, node: str) -> list[Held]:
         return await self._by_node.held_by(node)
@@ -671,7 +579,7 @@ class ClusteredDirectory(OwedChanges):
 
     async def attest(self) -> None:
         """Make this node one whose own changes show whether the directory still has what it has now."""
-        await self._commit(Change((), ()))
+        await self._changes.commit(Change((), ()))
 
     async def kept(self, era: Era) -> int:
         """The revision up to which the snapshot that an era began on surely is what this node knew; 0 if unknown. To be
@@ -687,18 +595,19 @@ class ClusteredDirectory(OwedChanges):
         """Tell a directory that forgot it of a write that this node holds or owes, under the directory's new era, whose
         snapshot surely is true up to `kept`. Whether it is pending now."""
         name = entry.record.name
-        return await self._change(
-            lambda rows: reinsertion.insert(rows, entry, era, kept, now_s), *self._replacing(name)
+        return await self._changes.make(
+            lambda rows: reinsertion.insert(rows, entry, era, kept, now_s), *self._changes.replacing(name)
         )
 
     async def settle_reinserted(self, write: Pending, now_s: float) -> None:
         """Let a marker or pointer that was told again go, behind everything that was told since."""
-        await self._of_object(write.name, lambda rows: reinsertion.put_behind(rows, write, now_s))
+        await self._changes.of_object(write.name, lambda rows: reinsertion.put_behind(rows, write, now_s))
 
     async def forget_finished(self, write: Pending, era: Era) -> None:
         """A pending write of a snapshot is over since, as its node knows."""
-        await self._change(
-            lambda rows: reinsertion.forget_finished(rows, write.name, write.uid, era), *self._replacing(write.name)
+        await self._changes.make(
+            lambda rows: reinsertion.forget_finished(rows, write.name, write.uid, era),
+            *self._changes.replacing(write.name),
         )
 
     async def forget_clean(self) -> None:
@@ -730,10 +639,10 @@ class ClusteredDirectory(OwedChanges):
 
     async def claim(self, name: ObjectName, uid: str) -> Pending | None:
         keys = (self._keys.pending(name), self._keys.record(name))
-        return await self._change(lambda rows: ownership.claim(rows, name, uid), *keys)
+        return await self._changes.make(lambda rows: ownership.claim(rows, name, uid), *keys)
 
     async def give(self, name: ObjectName, uid: str, to: Holder) -> bool:
-        return await self._change(
+        return await self._changes.make(
             lambda rows: ownership.give(rows, name, uid, to), self._keys.pending(name), self._keys.node(to.node)
         )
 
