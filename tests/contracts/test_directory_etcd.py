@@ -407,6 +407,23 @@ async def test_reads_begin_anew_when_history_goes_under_them(
     await client.close()
 
 
+async def test_records_of_many_keys_are_read_together(
+    clustered: ClusteredDirectory, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await clustered.put(object_name("k249"), make_version("v1"), make_intent())
+    asked: list[int] = []
+    real = client.read
+
+    async def read(*ranges: Range) -> Outcome:
+        asked.append(len(ranges))
+        return await real(*ranges)
+
+    monkeypatch.setattr(client, "read", read)
+    found = await clustered.records("bucket", [f"k{index}" for index in range(250)])
+    assert [record.name.key for record in found] == ["k249"]
+    assert asked == [100, 100, 50]
+
+
 async def test_scan_pages_of_large_records_are_small(
     clustered: ClusteredDirectory, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

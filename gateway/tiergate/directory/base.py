@@ -112,6 +112,10 @@ class Directory(Protocol):
         """The current record and pending write of a key."""
         ...
 
+    async def records(self, bucket: str, keys: Sequence[str]) -> list[Record]:
+        """The records of those of the keys that have one, in the order of the keys; all as of one revision."""
+        ...
+
     async def scan(self, bucket: str, prefix: str, after: str, limit: int) -> list[Record]:
         """Up to `limit` records of any state whose key starts with `prefix` and is greater than `after`."""
         ...

@@ -130,6 +130,10 @@ class ClusteredDirectory(OwedChanges):
             bucket=value_of(Bucket, bucket) if bucket else None,
         )
 
+    async def records(self, bucket: str, keys: Sequence[str]) -> list[Record]:
+        names = [ObjectName(bucket, key) for key in keys]
+        return await self._reader.consistent(partial(self._records_at, names))
+
     async def scan(self, bucket: str, prefix: str, after: str, limit: int) -> list[Record]:
         wanted = self._keys.under("o", bucket, prefix, after)
         return [record_of(row) for row in await self._reader.rows(wanted, limit)]
@@ -141,13 +145,15 @@ class ClusteredDirectory(OwedChanges):
 
         async def read(at: At) -> list[Record]:
             names = [value_of(Pending, row).name async for row in self._reader.walk(wanted, at, limit)]
-            keys = [self._keys.record(name) for name in names]
-            snapshot = Snapshot(at.revision)
-            await snapshot.fetch(self._client, [Range(key) for key in keys])
-            rows = [snapshot.rows[key] for key in keys]
-            return [record_of(row) for row in rows if row is not None]
+            return await self._records_at(names, at)
 
         return await self._reader.consistent(read)
+
+    async def _records_at(self, names: Sequence[ObjectName], at: At) -> list[Record]:
+        snapshot = Snapshot(at.revision)
+        keys = [self._keys.record(name) for name in names]
+        await snapshot.fetch(self._client, [Range(key) for key in keys])
+        return [record_of(row) for row in map(snapshot.rows.__getitem__, keys) if row is not None]
 
     async def survey(self, bucket: str, prefix: str, after: str, limit: int) -> list[Seen]:
         wanted = self._keys.under("o", bucket, prefix, after)

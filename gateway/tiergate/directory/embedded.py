@@ -134,6 +134,11 @@ class EmbeddedDirectory(OwedChanges):
         with self._reading() as rows:
             return Seen(rows.record(name), rows.pending(name), rows.revision(), rows.drops(name))
 
+    async def records(self, bucket: str, keys: Sequence[str]) -> list[Record]:
+        with self._reading() as rows:
+            found = [rows.record(ObjectName(bucket, key)) for key in keys]
+            return [record for record in found if record is not None]
+
     async def scan(self, bucket: str, prefix: str, after: str, limit: int) -> list[Record]:
         with self._reading() as rows:
             return list(islice(rows.records_from(bucket, prefix, after), limit))

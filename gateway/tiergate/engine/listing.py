@@ -6,12 +6,11 @@ The directory is read before the origin: whatever finished its write-back in bet
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from typing import Any
 
-from tiergate.engine.atonce import for_each
 from tiergate.engine.buckets import Buckets
 from tiergate.engine.calls import Answer, Call
 from tiergate.engine.outage import AWAY, Outage
 from tiergate.engine.rooms import Rooms
-from tiergate.model import ObjectName, Record, State, Upload, Version
+from tiergate.model import Record, State, Upload, Version
 from tiergate.origin.client import OriginEntry, OriginPage
 from tiergate.s3.listing import (
     MAX_KEYS,
@@ -95,7 +94,7 @@ class Listings:
                 # Only gateways write here, so what the directory knows is all there is.
                 self._rooms.metrics.origin_outage_answers.inc()
                 return await self._from_directory(call, position)
-            items = await self._own(bucket, origin_items(there))
+            items = await self._own(bucket, there)
             # A marker may have been withdrawn between the two: the origin does not hold it, and the first look did not
             # see it as un-persisted. So there is a second look; for what both saw, the later one counts.
             seen = {record.name.key: record for record in before}
@@ -147,17 +146,18 @@ class Listings:
                 return found
             after = chunk[-1].name.key
 
-    async def _own(self, bucket: str, items: Iterable[Entry | CommonPrefix]) -> list[Entry | CommonPrefix]:
+    async def _own(self, bucket: str, there: OriginPage) -> list[Entry | CommonPrefix]:
         """The origin's items; those that are our clean versions with the identity they always had (P6)."""
+        records = await self._rooms.directory.records(bucket, [entry.key for entry in there.entries])
+        clean = {record.name.key: record for record in records if record.state is State.CLEAN}
 
-        async def own(item: Entry | CommonPrefix) -> Entry | CommonPrefix:
-            if isinstance(item, Entry):
-                record = (await self._rooms.directory.get(ObjectName(bucket, item.key))).record
-                if record and record.version and record.state is State.CLEAN and record.origin_etag == item.etag:
-                    return entry_of(item.key, record.version, item.owner_id)
+        def own(item: Entry | CommonPrefix) -> Entry | CommonPrefix:
+            record = clean.get(item.key) if isinstance(item, Entry) else None
+            if isinstance(item, Entry) and record and record.version and record.origin_etag == item.etag:
+                return entry_of(item.key, record.version, item.owner_id)
             return item
 
-        return await for_each(self._rooms, list(items), own)
+        return [own(item) for item in origin_items(there)]
 
     async def _stands(self, bucket: str, doubt: Doubt) -> bool:
         """Whether the origin holds a key under the prefix that was not deleted."""

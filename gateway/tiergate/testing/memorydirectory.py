@@ -94,6 +94,13 @@ class MemoryDirectory(OwedChanges):
     async def get(self, name: ObjectName) -> Seen:
         return await self._read(lambda tables: _seen(tables, name))
 
+    async def records(self, bucket: str, keys: Sequence[str]) -> list[Record]:
+        def look(tables: Tables) -> list[Record]:
+            names = [ObjectName(bucket, key) for key in keys]
+            return [tables.records[name] for name in names if name in tables.records]
+
+        return await self._read(look)
+
     async def scan(self, bucket: str, prefix: str, after: str, limit: int) -> list[Record]:
         return await self._read(lambda tables: _under(tables.records, bucket, prefix, after)[:limit])
 

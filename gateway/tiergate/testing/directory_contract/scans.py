@@ -22,6 +22,21 @@ from tiergate.testing.directory_contract.values import (
 class Scans:
     """Scans in the order of keys, whatever their length."""
 
+    async def test_records_are_those_of_the_keys_asked_for_in_their_order(self, directory: Directory) -> None:
+        await put_clean(directory, object_name("a"), "v1", "o1")
+        await put(directory, object_name("b"), "v2")
+        await directory.delete(object_name("c"), make_intent())
+        await put(directory, object_name("d", "bucket2"), "v3")
+        wanted = [await record_of(directory, object_name(key)) for key in "cab"]
+        assert await directory.records(BUCKET, ["c", "none", "a", "d", "b"]) == wanted
+        assert await directory.records(BUCKET, []) == []
+
+    async def test_records_of_many_keys_are_all_found(self, directory: Directory) -> None:
+        for key in AWKWARD_KEYS:
+            await put(directory, object_name(key), key[:4])
+        asked = [key for each in AWKWARD_KEYS for key in (each, f"none-{each[:9]}")] * 3
+        assert keys_of(await directory.records(BUCKET, asked)) == AWKWARD_KEYS * 3
+
     async def test_scan_pages_through_in_key_order(self, directory: Directory) -> None:
         for key in reversed(AWKWARD_KEYS):
             await put(directory, object_name(key), key[:4])
