@@ -493,8 +493,8 @@ class Directory(Protocol):
 
     async def counts(self) -> dict[str, int]:
         """Records by state, pending writes that are owed and their bytes, parked ones and theirs, uploads in progress,
-        bytes used: for metrics and status. In a cluster clean records, markers, uploads and bytes are everybody's, what
-        is owed to the origin or parked this node's."""
+        bytes used: for metrics and status. In a cluster clean records, markers, uploads and bytes are everybody's (of
+        very many as they were up to a minute ago), what is owed to the origin or parked this node's."""
         ...
 
 
@@ -511,6 +511,10 @@ class ClusterDirectory(Directory, Protocol):
     """A directory that several nodes share. What a node commits it owns: it must bring it to the origin, until its
     membership is over. Any change raises `MembershipOverError` when that is so, also what is asked of this node's own
     (`pending`, `oldest_pending_s`, `live_holders`, `owed_holders`, `counts`)."""
+
+    async def count_for_all(self) -> None:
+        """To be called by one node, four times a minute: count for `counts` of all nodes where it would take long."""
+        ...
 
     async def hold(self, name: ObjectName, uid: str, holders: Sequence[Holder]) -> bool:
         """Note more holders of a version; False if it no longer is the current one.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from tiergate.directory import ownership, plans, reinsertion, transitions, uploads
+from tiergate.directory import counting, ownership, plans, reinsertion, transitions, uploads
 from tiergate.directory.base import Committed, Finished, Held, Intent, Seen
 from tiergate.directory.beside import Beside
 from tiergate.directory.bynode import ByNode
@@ -545,21 +545,23 @@ class ClusteredDirectory(OwedChanges):
 
     async def counts(self) -> dict[str, int]:
         writes, parked = await self.pending(), await self.parked()
-        outcome = await self._client.read(*(replace(self._keys.all(table), count_only=True) for table in "ckum"))
-        clean, clean_markers, uploading, markers = (each.count for each in outcome.answers if isinstance(each, Found))
+        total = await counting.counted(self._client, self._keys)
         puts_count = sum(write.kind is Kind.PUT for write in writes)
         return {
-            str(State.CLEAN): clean + clean_markers,
+            str(State.CLEAN): total.clean,
             str(State.DIRTY): puts_count + len(parked),
             str(State.TOMBSTONE): len(writes) - puts_count,
             "pending": len(writes),
             "pending_bytes": sum(write.size_bytes for write in writes),
             "parked": len(parked),
             "parked_bytes": sum(write.size_bytes for write in parked),
-            "uploads": uploading,
-            "markers": markers,
+            "uploads": total.uploads,
+            "markers": total.markers,
             "used_bytes": await self._client.used_bytes(),
         }
+
+    async def count_for_all(self) -> None:
+        await counting.count_for_all(self._client, self._keys, self._changes)
 
     # -- only in a cluster: who holds and owes what
     async def hold(self, name: ObjectName, uid: str, holders: Sequence[Holder]) -> bool:

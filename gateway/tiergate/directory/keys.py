@@ -5,7 +5,8 @@
 uploads · `x` orphan uploads · `s` steps under way · `b` buckets · `n` nodes, on their lease · `h` who holds which
 version, `i` the same by node · `w` pending writes by owner, `l` large ones by name · `t` steps that take something from
 a set, `v` markers' steps by scope · `r` receipts of writers · `g` plans of sets, `j` their runs · `y` pinned prefixes ·
-`z` quarantined sets · `a` agreements · `e` when each node changed something last, of every node there ever was.
+`z` quarantined sets · `a` agreements · `e` when each node changed something last, of every node there ever was. Two
+rows stand alone: `era` names this directory, `counted` says how many rows there are where they are many.
 
 Names are UTF-8. A bucket's name holds no slash and neither it nor a key a NUL, so no two names meet and rows sort as S3
 lists them. Nothing but `n` hangs on a lease: an expiry would delete what is owed.
@@ -49,6 +50,11 @@ class Keys:
     def era(self) -> bytes:
         """The row that names this directory (`tiergate.directory.era`)."""
         return self._prefix + b"era"
+
+    @property
+    def counted(self) -> bytes:
+        """The row that says how many others there are (`tiergate.directory.counting`)."""
+        return self._prefix + b"counted"
 
     # -- objects
     def record(self, name: ObjectName) -> bytes:

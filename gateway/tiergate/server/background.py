@@ -338,12 +338,14 @@ def drain(eventfd: int, then: Callable[[], None]) -> None:
 
 async def forget_oldest(rooms: Rooms, cluster: "Cluster | None") -> None:
     """Forget identities of evicted objects beyond their bound, and while the directory is short of room. Often: first
-    reads of many objects fill it fast. In a cluster the housekeeper does it for all."""
+    reads of many objects fill it fast. In a cluster the housekeeper does it for all, and counts for all."""
     while True:
         await rooms.clock.sleep(FORGET_FOR_ALL_INTERVAL_S if cluster else FORGET_INTERVAL_S)
         if cluster is not None and not cluster.keeps_house():
             continue
         try:
+            if cluster is not None:
+                await cluster.directory.count_for_all()
             while dropped := await rooms.directory.trim_clean(rooms.settings.identities_kept_count):
                 for version in dropped:
                     rooms.let_go(version)
