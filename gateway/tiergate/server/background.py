@@ -344,12 +344,12 @@ async def forget_oldest(rooms: Rooms, cluster: "Cluster | None") -> None:
         if cluster is not None and not cluster.keeps_house():
             continue
         try:
-            if cluster is not None:
-                await cluster.directory.count_for_all()
             while dropped := await rooms.directory.trim_clean(rooms.settings.identities_kept_count):
                 for version in dropped:
                     rooms.let_go(version)
                 await asyncio.sleep(0)
+            if cluster is not None:  # After that, which a directory without room needs first.
+                await cluster.directory.count_for_all()
         except TiergateError as error:
             log.warning("identities could not be forgotten, tried again later", error=error)
 
