@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from tiergate.directory.base import Committed, Intent
 from tiergate.directory.embedded import EmbeddedDirectory
 from tiergate.errors import ConflictError, FencedError
+from tiergate.lmdbfile import object_key
 from tiergate.model import (
     NO_BASE,
     UNKNOWN_BASE,
@@ -77,7 +78,7 @@ class Model:
 
     def owed_now(self) -> list[Pending]:
         found = [entry.pending for entry in self.entries.values() if entry.pending]
-        return sorted(found, key=lambda write: write.place)
+        return sorted(found, key=lambda write: (write.place, object_key(write.name.bucket, write.name.key)))
 
     def commit(self, name: ObjectName, version: Version | None, intent: Intent, uid: str) -> Committed | None:
         entry, before = self.entries.get(name), self.owed(name)

@@ -34,8 +34,8 @@ from tiergate.model import (
 
 _NUMBER = struct.Struct(">Q")
 _PART_NUMBER = struct.Struct(">H")
-_AGE = struct.Struct(">dQ")
-"""A time after 1970 and a place; IEEE numbers without a sign sort by their bytes."""
+_AGE = struct.Struct(">d")
+"""A time after 1970; IEEE numbers without a sign sort by their bytes."""
 _COMMIT = struct.Struct(">QQ")
 
 N = TypeVar("N", Record, Pending)
@@ -44,7 +44,6 @@ TABLE_NAMES = (
     "meta",
     "records",
     "pending",
-    "places",
     "ages",
     "markers",
     "clean",
@@ -65,9 +64,8 @@ TABLE_NAMES = (
 class Tables:
     """The named databases of one environment.
 
-    `records`, `pending`: by object · `places`: place → object of what is owed · `ages`: commit time, place of that,
-    if it is not quarantined · `markers`: scope, name → object · `clean`: revision, last change → object and uid ·
-    `parts`: upload id, number.
+    `records`, `pending`: by object · `ages`: commit time, object of what is owed and not quarantined · `markers`:
+    scope, name → object · `clean`: revision, last change → object and uid · `parts`: upload id, number.
     """
 
     def __init__(self, environment: lmdb.Environment) -> None:
@@ -225,16 +223,12 @@ class LmdbRows:
         return decode(Pending, value) if value else None
 
     def put_pending(self, write: Pending) -> None:
-        """Write a pending write and its place."""
+        """Write a pending write and its age."""
         self.drop_pending(write.name)
-        key = object_key(write.name.bucket, write.name.key)
-        self._put("pending", key, encode(write))
+        self._put("pending", object_key(write.name.bucket, write.name.key), encode(write))
         self._count(write, 1)
-        if write.parked:
-            return
-        self._put("places", _NUMBER.pack(write.place), key)
         if write.is_owed:
-            self._put("ages", _AGE.pack(write.committed_s, write.place), b"")
+            self._put("ages", _age_key(write), b"")
             self._add("owed_bytes", write.size_bytes)
 
     def _count(self, write: Pending, sign: int) -> None:
@@ -251,18 +245,16 @@ class LmdbRows:
             return
         self._delete("pending", object_key(name.bucket, name.key))
         self._count(old, -1)
-        if old.parked:
-            return
-        self._delete("places", _NUMBER.pack(old.place))
         if old.is_owed:
-            self._delete("ages", _AGE.pack(old.committed_s, old.place))
+            self._delete("ages", _age_key(old))
+            self._delete("ages", _AGE.pack(old.committed_s) + _NUMBER.pack(old.place))  # of an earlier version, too
             # What an earlier version of the product left here was not counted.
             self._add("owed_bytes", -min(old.size_bytes, self.number("owed_bytes")))
 
     def oldest_pending_s(self) -> float | None:
         """The earliest commit time of what is pending, not parked and not quarantined."""
         for key, _ in self.scan("ages", b""):
-            committed_s: float = _AGE.unpack(key)[0]
+            committed_s: float = _AGE.unpack_from(key)[0]
             return committed_s
         return None
 
@@ -402,6 +394,11 @@ class LmdbRows:
     def agreed(self, bucket: str, prefix: str, name: str) -> Agreement | None:
         value = self._get("agreed", _agreement_key(bucket, prefix, name))
         return decode(Agreement, value) if value else None
+
+
+def _age_key(write: Pending) -> bytes:
+    key = object_key(write.name.bucket, write.name.key)
+    return _AGE.pack(write.committed_s) + hashlib.blake2b(key, digest_size=16).digest()
 
 
 def _agreement_key(bucket: str, prefix: str, name: str) -> bytes:

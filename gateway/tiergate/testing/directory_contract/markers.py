@@ -14,6 +14,7 @@ from tiergate.testing.directory_contract.values import (
     MARKER,
     RUN_MARKER,
     SHARD,
+    keys_of,
     make_intent,
     make_version,
     object_name,
@@ -160,6 +161,18 @@ class Markers:
         assert await directory.persisted(SHARD, "s1", "o2", 8000.0) == make_version("s1")
         record = await record_of(directory, SHARD)
         assert (record.state, record.origin_etag, record.revision) == (State.CLEAN, "o2", clean.revision)
+
+    async def test_several_owed_again_at_once_are_all_owed(self, directory: Directory) -> None:
+        names = [object_name(key) for key in "abc"]
+        for name in names:
+            await directory.adopt(name, make_version(f"v-{name.key}"), "o", Role.SMALL, 1.0)
+        for name in names:
+            assert await directory.owe_again(name, f"v-{name.key}", "o", 5.0) is not None
+        for left in ("abc", "bc", "c"):
+            assert sorted(keys_of(await directory.pending())) == list(left)
+            assert await directory.oldest_pending_s() == 5.0
+            assert await directory.persisted(object_name(left[0]), f"v-{left[0]}", "o2", 9.0) is not None
+        assert await directory.oldest_pending_s() is None
 
     async def test_owed_again_not_current_or_not_clean_does_nothing(self, directory: Directory) -> None:
         assert await directory.owe_again(SHARD, "s1", NO_BASE, 1.0) is None
