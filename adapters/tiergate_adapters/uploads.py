@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 SMALL_BYTES = 1 << 20
 """An object up to this long is sent in one request: a grant would be one more."""
 
-ROOM_BYTES = (16 << 20, 64 << 20, 256 << 20)
-"""How much room is asked for of an object whose length nobody said: more with each part, up to the last."""
+ROOM_BYTES = (16 << 20, 64 << 20)
+"""How much room is asked for at a time: of an object whose length nobody said first the one, then the other."""
 
 ROOM_SHARE = 16
 """A part takes at most this share of the node's memory, but never less than the first of `ROOM_BYTES`."""
@@ -76,6 +76,15 @@ class HeapRoom:
         return self._held
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What came of asking for room: `room`, or why there is none, the `code` of the answer or the `error` instead."""
+
+    room: Room | None = None
+    code: str = ""
+    error: BotoCoreError | HTTPClientError | None = None
+
+
 @dataclass(slots=True)
 class SentPart:
     """A part that is full. `room`: None once its bytes were let go, being acknowledged. `done` gives its ETag."""
@@ -99,7 +108,8 @@ class Upload:
         self._upload_id = ""
         self._parts: list[SentPart] = []
         self._room: Room | HeapRoom = HeapRoom(SMALL_BYTES)
-        self._grants: list[Room] = []
+        self._granted: list[Room] = []
+        self._ahead: Future[Asked] | None = None
         self._tags: list[tuple[Share, str]] = []
         self._share: Share | None = None
         self._may_share = True
@@ -138,13 +148,9 @@ class Upload:
         self._room = self._room_for(wanted_bytes)
 
     def _room_for(self, wanted_bytes: int) -> Room | HeapRoom:
-        sent_bytes = sum(each.used_bytes for each in self._grants)
-        step = max(ROOM_BYTES[min(len(self._grants), len(ROOM_BYTES) - 1)], min(wanted_bytes, ROOM_BYTES[-1]))
-        if self._size_bytes is not None and self._size_bytes > sent_bytes:
-            step = max(LEAST_PART_BYTES, min(ROOM_BYTES[-1], self._size_bytes - sent_bytes))
-        return self._granted(step) or HeapRoom(PART_BYTES)
+        return self._shared_room(wanted_bytes) or HeapRoom(PART_BYTES)
 
-    def _granted(self, size_bytes: int) -> Room | None:
+    def _shared_room(self, wanted_bytes: int) -> Room | None:
         """Room in the node's memory; None where there is none for us."""
         if not self._may_share or self._at_s3:
             return None
@@ -153,24 +159,49 @@ class Upload:
             self._may_share = False
             self._route.note("memory", "the memory of the node cannot be shared, bytes are sent to it")
             return None
-        size_bytes = min(size_bytes, max(ROOM_BYTES[0], share.memory.slab_bytes // ROOM_SHARE))
+        ahead, self._ahead = self._ahead, None
+        asked = ahead.result() if ahead is not None else Asked()
+        if asked.room is None:  # Once more: a moment ago there may have been no room yet.
+            asked = self._ask(share, *self._wish(share, wanted_bytes))
+        if asked.error is not None:
+            self._route.note_down(self._route.gateways()[0], asked.error)
+            self._may_share = False
+        elif asked.room is None:
+            self._refused(share, asked.code)
+        else:
+            self._route.forget("memory")
+            self._granted.append(asked.room)
+            if self._left_bytes > 0:
+                # While this is filled: laying room out, and mapping it, takes about as long.
+                self._ahead = senders().submit(self._ask, share, *self._wish(share, 0))
+        return asked.room
+
+    @property
+    def _left_bytes(self) -> int:
+        """What there is no room for yet; 0 where nobody said how much it is, or it is more than was said."""
+        return max(0, (self._size_bytes or 0) - sum(each.size_bytes for each in self._granted))
+
+    def _wish(self, share: Share, wanted_bytes: int) -> tuple[int, str]:
+        """How much room to ask for next, and the name to let go of it by."""
+        size_bytes = max(ROOM_BYTES[min(len(self._granted), 1)], min(wanted_bytes, ROOM_BYTES[1]))
+        if self._left_bytes:
+            size_bytes = max(LEAST_PART_BYTES, min(ROOM_BYTES[1], self._left_bytes))
         tag = secrets.token_hex(8)
         self._tags.append((share, tag))  # At once: the answer may be lost.
+        return min(size_bytes, max(ROOM_BYTES[0], share.memory.slab_bytes // ROOM_SHARE)), tag
+
+    def _ask(self, share: Share, size_bytes: int, tag: str) -> Asked:
+        """Ask for room. May run in a thread of its own."""
         query = {"x-tiergate-grant": tag, "size": str(size_bytes)}
         try:
             reply = self._route.ask("POST", *self._names, query=query, headers={LEASE_HEADER: share.token})
         except (BotoCoreError, HTTPClientError) as error:
-            self._route.note_down(self._route.gateways()[0], error)
-            self._may_share = False
-            return None
+            return Asked(error=error)
         document = reply.document()
         if document is None:
-            self._refused(share, reply.code)
-            return None
+            return Asked(code=reply.code)
         extents = [(offset, length) for block in document["extents"] for offset, length in block]
-        self._route.forget("memory")
-        self._grants.append(Room(share, document["grant"], extents, size_bytes, tag))
-        return self._grants[-1]
+        return Asked(Room(share, document["grant"], extents, size_bytes, tag))
 
     def _refused(self, share: Share, code: str) -> None:
         """No room for now, or none for us at all: what is acknowledged need not stay for our sake."""
@@ -410,7 +441,8 @@ class Upload:
             kept.add(self._room.tag)
         going = [(share, "", tag) for share, tag in self._tags if tag not in kept]
         self._tags = [(share, tag) for share, tag in self._tags if tag in kept]
-        release(self._route, going)
+        ahead, self._ahead = self._ahead, None
+        release(self._route, going, ahead)
 
 
 def ack_of(answer: Any) -> str:
@@ -429,16 +461,19 @@ def is_gone(error: BaseException) -> bool:
     return isinstance(error, UnreachableError) or is_unreachable(error)
 
 
-def release(route: Route, pins: Sequence[tuple[Share, str, str]]) -> None:
-    """Let go of pins (body, name) on the node's memory. Where it cannot be said they go with this process."""
+def release(route: Route, pins: Sequence[tuple[Share, str, str]], after: Future[Asked] | None = None) -> None:
+    """Let go of pins (body, name) on the node's memory, `after` something that may still bring one of them. Where it
+    cannot be said they go with this process."""
     by_share: dict[int, tuple[Share, list[tuple[str, str]]]] = {}
     for share, body_uid, tag in pins:
         by_share.setdefault(id(share), (share, []))[1].append((body_uid, tag))
     for share, named in by_share.values():
-        senders().submit(_released, route, share, named)
+        senders().submit(_released, route, share, named, after)
 
 
-def _released(route: Route, share: Share, pins: Sequence[tuple[str, str]]) -> None:
+def _released(route: Route, share: Share, pins: Sequence[tuple[str, str]], after: Future[Asked] | None) -> None:
+    if after is not None:
+        wait((after,))  # Begun before this, so that a thread has it already.
     unsaid, share.unsaid = share.unsaid, []
     pins = [*unsaid, *pins]
     body = json.dumps({"pins": pins}).encode()

@@ -4,6 +4,7 @@ Both rest on the kernel alone: pages of the slab file belong to the file system,
 process, and a lease is a file lock, so it ends with its process, however that ends.
 """
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -21,6 +22,11 @@ _UNBORN_SUFFIX = ".new"
 
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE (Linux 5.14), which Python does not name."""
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+"""Its madvise, unlike that of Python's mmap, lets other threads of the process run meanwhile."""
+
+_LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 _GRANULE_BYTES = 1 << 20
 """Unit in which a process remembers what it has mapped; a multiple of the page size."""
@@ -53,6 +59,7 @@ class SlabFile:
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
             self._map: mmap.mmap | None = mmap.mmap(self._descriptor, size_bytes, access=access)
             self._whole = memoryview(self._map)
+            self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) if writable else 0
             self._warm = bytearray(size_bytes // _GRANULE_BYTES)
         except BaseException:
             os.close(self._descriptor)
@@ -85,15 +92,17 @@ class SlabFile:
 
     def warm(self, offset: int, length: int) -> None:
         """Before a long write: map allocated bytes into this process in one go, which costs half as much as
-        page faults do. Only the first time it does anything."""
+        page faults do. Only the first time it does anything. The bytes stay as they are, also those that somebody
+        writes meanwhile."""
         first, last = -(-offset // _GRANULE_BYTES), (offset + length) // _GRANULE_BYTES
-        if first >= last or self._map is None or all(self._warm[first:last]):
+        mapped = self._map  # Ours until this is done, so that nobody else unmaps it.
+        if first >= last or mapped is None or all(self._warm[first:last]):
             return
-        try:
-            self._map.madvise(_POPULATE_WRITE, first * _GRANULE_BYTES, (last - first) * _GRANULE_BYTES)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
+        start, size = self._address + first * _GRANULE_BYTES, (last - first) * _GRANULE_BYTES
+        if _LIBC.madvise(start, size, _POPULATE_WRITE) != 0:
+            code = ctypes.get_errno()
+            if code != errno.EINVAL:
+                raise OSError(code, os.strerror(code))
             self._warm = bytearray(b"\1") * len(self._warm)  # Linux before 5.14: the page faults do it.
             return
         self._warm[first:last] = b"\1" * (last - first)

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -24,6 +25,7 @@ from tiergate_adapters import slabs
 from tiergate_adapters.place import Place
 from tiergate_adapters.route import Route
 from tiergate_adapters.store import ObjectWriter, Store, UnreachableError
+from tiergate_adapters.uploads import Asked, Upload
 
 MIB = 1 << 20
 BUCKET = "store"
@@ -206,6 +208,42 @@ def test_what_was_aborted_or_failed_leaves_nothing(node: RunningNode, store: Sto
     assert figures(node) != before
     del forgotten
     node.wait_until("it is given back", lambda: figures(node) == before)
+
+
+@pytest.mark.parametrize("ending", ["abort", "close", "forget"])
+def test_room_asked_for_ahead_and_not_needed_is_given_back(
+    node: RunningNode, store: Store, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """Though it is granted only when the writer has ended already."""
+    calm(node)
+    asked, ended, ask_for_room = [], threading.Event(), Upload._ask
+
+    def ask_late(upload: Upload, *wish: Any) -> Asked:
+        asked.append(wish)
+        if len(asked) > 1:
+            assert ended.wait(60)
+        return ask_for_room(upload, *wish)
+
+    monkeypatch.setattr(Upload, "_ask", ask_late)
+    writer = store.create("x", size_bytes=64 * MIB)
+    writer.write(bytes(2 * MIB))
+    if ending == "abort":
+        writer.abort()
+    elif ending == "close":
+        writer.close()
+    del writer
+    ended.set()
+    calm(node)
+    assert len(asked) == 2
+    assert store.size("x") == (2 * MIB if ending == "close" else None)
+
+
+def test_object_of_a_length_said_is_written_in_rooms_that_were_asked_for_ahead(node: RunningNode, store: Store) -> None:
+    data = os.urandom(45 * MIB)
+    (before,) = moved(node, "memory_grants_total")
+    written(store, "x", data, size_bytes=len(data))
+    assert moved(node, "memory_grants_total") == [before + 3], "of 16 MiB, a sixteenth of the memory, or less"
+    assert body_of(node.client(), BUCKET, store.place.key("x")) == data
 
 
 def grant_of(store: Store, name: str, size_bytes: int) -> tuple[slabs.Room, dict[str, str]]:
