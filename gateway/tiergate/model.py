@@ -363,6 +363,10 @@ class PinnedPrefix:
     prefix: str
     pinned_s: float
 
+    def meets(self, bucket: str, prefix: str) -> bool:
+        """Whether some keys of the prefix are, or would be, among them."""
+        return bucket == self.bucket and (prefix.startswith(self.prefix) or self.prefix.startswith(prefix))
+
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedSet:

@@ -188,6 +188,22 @@ def test_member_that_stops_sends_the_newest_set(start_cluster: StartCluster, dir
 
 
 @pytest.mark.semantics("P14.6")
+@pytest.mark.parametrize("pinned", ["run/step_1/", "run/step_1/__0_0"])
+def test_superseded_set_that_is_pinned_is_kept(start_node: StartNode, direct: Any, bucket: str, pinned: str) -> None:
+    node = start_node(*policy(bucket, "persist = 'none', keep = 1"))
+    client = node.client()
+    save(client, bucket, 1)
+    assert node.pin(bucket, pinned) > 0
+    save(client, bucket, 2)
+    save(client, bucket, 3)
+    node.wait_until("the other one is dropped", lambda: node.metric(DROPPED) == 1)
+    assert steps_of(client, bucket) == {"step_1", "step_3"}
+    node.unpin(bucket, pinned)
+    node.wait_until("it is dropped too", lambda: steps_of(client, bucket) == {"step_3"})
+    assert keys_of(direct, bucket) == []
+
+
+@pytest.mark.semantics("P14.6")
 def test_superseded_sets_are_dropped_whole_and_not_before(
     start_node: StartNode, proxy: FaultyOrigin, direct: Any, bucket: str
 ) -> None:

@@ -273,6 +273,15 @@ class RunningNode:
         promoted: int = self._ask("POST", f"/promote?{query}")["promoted"]
         return promoted
 
+    def pin(self, bucket: str, prefix: str) -> int:
+        """Keep what is under a prefix in memory; how many bytes that is now."""
+        size_bytes: int = self._ask("POST", f"/pin?{urlencode({'bucket': bucket, 'prefix': prefix})}")["bytes"]
+        return size_bytes
+
+    def unpin(self, bucket: str, prefix: str) -> None:
+        """Let a pinned prefix be evicted again."""
+        self._ask("POST", f"/unpin?{urlencode({'bucket': bucket, 'prefix': prefix})}")
+
     def metrics(self) -> str:
         """What /metrics says."""
         with urlopen(f"{self.admin}/metrics", timeout=ADMIN_TIMEOUT_S) as answer:

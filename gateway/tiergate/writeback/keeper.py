@@ -223,15 +223,19 @@ class Keeper:
         return None
 
     async def _drop_superseded(self, look: "Look") -> None:
-        """Drop what stays in memory behind so many newer complete sets; whether it is whole does not matter."""
+        """Drop what stays in memory behind so many newer complete sets, unless any of it is pinned; whether it is whole
+        does not matter."""
         standing = [found for found in look.newest_first() if found.plan.stage is not Stage.DROPPED]
         keep_count = look.run.keep_count
         if not any(found.plan.stage is Stage.KEPT for found in standing[keep_count:]):
             return
         await self._fill(look)
+        pins = await self._directory.pinned_prefixes()
         complete_count = 0
         for found in standing:
             if complete_count >= keep_count and found.plan.stage is Stage.KEPT:
+                if any(pin.meets(found.plan.bucket, found.plan.prefix) for pin in pins):
+                    continue
                 dropped = await self._directory.drop_plan(found.plan)
                 if dropped is not None:
                     log.info("a superseded set is dropped", bucket=dropped.bucket, prefix=dropped.prefix)
