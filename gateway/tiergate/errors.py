@@ -127,6 +127,19 @@ class OriginCredentialsError(OriginRefusedError):
 
     retry = Retry.LATER
 
+    @property
+    def fault(self) -> str:
+        """What is wrong with them, for whoever can mend it."""
+        return f"the origin refuses this node's own credentials ({self.code})"
+
+
+class NoCredentialsError(OriginCredentialsError):
+    """There are none, or their source does not answer: the origin was not asked."""
+
+    @property
+    def fault(self) -> str:
+        return "this node has no credentials for the origin"
+
 
 class IntegrityError(TiergateError):
     """Bytes do not match what was proved at ingest. The copy is dropped, never served."""

@@ -405,3 +405,14 @@ def test_origin_down_from_the_start_lets_node_start_and_answer_503(
     )
     own.wait_settled()
     assert own.stop() == 0
+
+
+def test_node_without_credentials_says_so_at_its_start_and_to_clients(start_node: StartNode, bucket: str) -> None:
+    node = start_node(access_key="", secret_key="")
+    node.wait_until("it says so", lambda: "this node has no credentials for the origin" in node.log)
+    assert "the AWS chain" in node.log
+    with pytest.raises(ClientError) as caught:
+        node.client().put_object(Bucket=bucket, Key="k", Body=b"x")
+    error = caught.value.response["Error"]
+    assert error["Code"] == "SlowDown"
+    assert "this node has no credentials for the origin" in error["Message"]

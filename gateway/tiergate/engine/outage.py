@@ -45,7 +45,7 @@ class OriginAwayError(OriginTemporaryError):
 
 def _what(error: BaseException) -> str:
     if isinstance(error, OriginCredentialsError):
-        return f"the origin refuses this node's own credentials ({error.code})"
+        return error.fault
     return "the origin does not answer"
 
 

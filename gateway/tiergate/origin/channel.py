@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -140,6 +141,11 @@ class Channel:
             self._metrics.origin_requests.inc(1, request.operation, status)
             self._metrics.origin_seconds.observe(self._clock.monotonic_s() - began_s, request.operation)
 
+    async def look_for_credentials(self) -> None:
+        """Complain in the log if there are none, before anybody needs them."""
+        with suppress(OriginCredentialsError):
+            await self._keys()
+
     async def _keys(self) -> Keys:
         try:
             return await self.chain.frozen()
@@ -153,7 +159,7 @@ class Channel:
         now_s = self._clock.monotonic_s()
         if self._complained_s is None or now_s - self._complained_s >= COMPLAINT_INTERVAL_S:
             self._complained_s = now_s
-            log.error("the origin refuses this node's own credentials", code=error.code, status=error.status)
+            log.error(error.fault, reason=error.message)
 
     async def call(
         self,

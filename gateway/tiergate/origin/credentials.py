@@ -11,7 +11,7 @@ from botocore.credentials import Credentials, RefreshableCredentials
 from botocore.exceptions import BotoCoreError, ClientError
 
 from tiergate.clock import Clock
-from tiergate.errors import OriginCredentialsError
+from tiergate.errors import NoCredentialsError
 from tiergate.origin.signing import Keys
 
 RELOAD_PAUSE_S = 5.0
@@ -46,7 +46,7 @@ class CredentialChain:
         """Access key, secret and token that belong together. Files and networks are asked off the event loop.
 
         Raises:
-            OriginCredentialsError: the chain has none, or its source does not answer.
+            NoCredentialsError: the chain has none, or its source does not answer.
         """
         credentials = self._credentials
         if credentials is None:
@@ -61,9 +61,9 @@ class CredentialChain:
             else:
                 found = credentials.get_frozen_credentials()
         except (BotoCoreError, ClientError) as error:
-            raise OriginCredentialsError(403, "ExpiredToken", "the credentials cannot be refreshed") from error
+            raise NoCredentialsError(403, "ExpiredToken", f"they cannot be refreshed: {error}") from error
         if not found.access_key or not found.secret_key:
-            raise OriginCredentialsError(403, "InvalidAccessKeyId", "the AWS chain's credentials are empty")
+            raise NoCredentialsError(403, "InvalidAccessKeyId", "what the AWS chain gives is empty")
         return Keys(found.access_key, found.secret_key, found.token)
 
     def forget(self) -> None:
@@ -75,7 +75,7 @@ class CredentialChain:
         try:
             found = await asyncio.to_thread(lambda: self._make_session().get_credentials())
         except (BotoCoreError, ClientError) as error:
-            raise OriginCredentialsError(403, "InvalidAccessKeyId", "the credentials' source failed") from error
+            raise NoCredentialsError(403, "InvalidAccessKeyId", f"their source failed: {error}") from error
         if found is None:
-            raise OriginCredentialsError(403, "InvalidAccessKeyId", "the AWS chain has no credentials")
+            raise NoCredentialsError(403, "InvalidAccessKeyId", "the AWS chain (environment, profile, role) gives none")
         return found

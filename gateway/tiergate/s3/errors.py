@@ -163,7 +163,8 @@ def _verdict(error: BaseException) -> _Verdict:
             message = "" if error.message == error.code else error.message
             return _of_code(error.code, message, _request_headers(error))
         case OverloadedError():
-            return _of_code("SlowDown", headers={"Retry-After": str(error.retry_after_s)})
+            message = f"Please reduce your request rate. ({error.message})"
+            return _of_code("SlowDown", message, {"Retry-After": str(error.retry_after_s)})
         case OriginError():
             return _of_code("ServiceUnavailable", headers={"Retry-After": str(ORIGIN_RETRY_AFTER_S)})
         case _:

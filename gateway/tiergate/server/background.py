@@ -179,6 +179,7 @@ class Background:
                     group.create_task(self._retaining.run()),
                     group.create_task(sets.watch_pace()),
                     group.create_task(self._keeper.run()),
+                    group.create_task(rooms.origin.channel.look_for_credentials()),
                     *(group.create_task(work) for work in self._work_of_members()),
                 ]
                 await stop.wait()
