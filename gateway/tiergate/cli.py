@@ -4,8 +4,9 @@ Exit statuses: 0 success; 1 the node could not start or had to end, or the test 
 configuration or usage; 3 another node has the memory folder; 4 a command found no node, or one that does not answer as
 it should; 5 a node stopped, and something acknowledged is in its memory folder only, or may be; 6
 `checkpoints`, `newest` or `verify` cannot tell all, since a tier or the directory does not answer; 7 `verify --repair`
-found damage, and mended all of it. `prefetch` fails with 1 unless all is in memory, `checkpoints` where one is damaged
-or quarantined, `newest` where none is whole, `verify` where one is damaged, or none is whole.
+found damage, and mended all of it; 130 it was interrupted. `prefetch` fails with 1 unless all is in memory,
+`checkpoints` where one is damaged or quarantined, `newest` where none is whole, `verify` where one is damaged, or none
+is whole.
 
 Packages add commands of their own by entry points of the group `tiergate.commands`, each an `ExtraCommand`."""
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_BUSY, EXIT_UNREACHABLE = range(5)
 EXIT_UNSEEN, EXIT_REPAIRED = 6, 7
+EXIT_INTERRUPTED = 130
 _ANSWER_TIMEOUT_S = 10.0
 _EXTRA_COMMANDS = "tiergate.commands"
 
@@ -109,6 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(EXIT_USAGE, *error.faults)
     except _FailedError as error:
         return _fail(error.status, str(error))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         sys.stderr.close()  # nobody reads; Python would complain about it at its end
         return EXIT_FAILED

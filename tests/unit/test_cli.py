@@ -224,6 +224,17 @@ def test_prefetch_that_breaks_off_fails(admin: str, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.endswith("tiergate: the node went away before the prefetch was over\n")
 
 
+def test_interrupted_command_ends_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tiergate.admin.url", interrupted)
+    assert cli.main(["verify", "s3://b/run/"]) == cli.EXIT_INTERRUPTED
+    assert capsys.readouterr() == ("", "")
+
+
 def test_pin_says_how_much_and_unpin_what_is_wrong(admin: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pin", "s3://b/run/1/", "--admin-listen", admin]) == 0
     assert capsys.readouterr().out == "s3://b/run/1/ is pinned, with 7 bytes in this node's memory now\n"

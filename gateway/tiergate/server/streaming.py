@@ -48,12 +48,15 @@ class Stream:
         response = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
         await response.prepare(request)
         is_over = False
-        while not is_over:
-            is_over = task.done()
-            shown = line(is_over, self._fault_of(task) if is_over else "")
-            await response.write(json.dumps(shown).encode() + b"\n")
-            await asyncio.wait((task,), timeout=0.0 if is_over else PROGRESS_INTERVAL_S)
-        await response.write_eof()
+        try:
+            while not is_over:
+                is_over = task.done()
+                shown = line(is_over, self._fault_of(task) if is_over else "")
+                await response.write(json.dumps(shown).encode() + b"\n")
+                await asyncio.wait((task,), timeout=0.0 if is_over else PROGRESS_INTERVAL_S)
+            await response.write_eof()
+        except ConnectionResetError:
+            log.info(f"a {self._what} ends: nobody follows it any more")
         return response
 
     async def end(self, _: web.Application) -> None:
