@@ -151,6 +151,9 @@ def test_damaged_ones_are_quarantined_and_the_next_is_taken(
     assert printed.out == f"s3://{bucket}/run/step-1/\n"
     assert f"s3://{bucket}/run/step-4/ is passed over: {passed[4]}" in printed.err
     assert cli.main(["newest", f"s3://{bucket}/elsewhere/", *where]) == 1
+    # Without its last slash it is the same folder, and no other that begins alike.
+    assert cli.main(["newest", f"s3://{bucket}/run", *where]) == 0
+    assert cli.main(["newest", f"s3://{bucket}/ru", *where]) == 1
     assert cli.main(["checkpoints", f"s3://{bucket}/run/", *where]) == 1
     assert f"s3://{bucket}/run/step-4/ is quarantined in s3: {passed[4]}" in capsys.readouterr().err
 

@@ -86,7 +86,7 @@ class NewestVerb:
 
 
 def question_of(bucket: str, query: Mapping[str, str]) -> Question:
-    """What is asked for.
+    """What is asked for. `prefix` is a folder, whether or not it ends like one: a neighbour `run2/` is not under `run`.
 
     Raises:
         RequestError: InvalidArgument.
@@ -95,7 +95,9 @@ def question_of(bucket: str, query: Mapping[str, str]) -> Question:
     trusted = {each for each in query.get("trust", "").split(",") if each}
     if not trusted <= tiers:
         raise RequestError("InvalidArgument", f"the tiers are {', '.join(sorted(tiers))}")
-    return Question(bucket, query.get("prefix", ""), frozenset(map(Tier, trusted)), query.get("deep") == "1")
+    prefix = query.get("prefix", "")
+    folder = prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
+    return Question(bucket, folder, frozenset(map(Tier, trusted)), query.get("deep") == "1")
 
 
 def shown(found: Newest) -> dict[str, Any]:
