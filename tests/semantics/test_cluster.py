@@ -282,6 +282,7 @@ def test_node_without_lease_changes_nothing(
     gate.wait_reached()
     cluster.nodes[0].freeze()
     cluster.wait_members("b")
+    cluster.nodes[1].wait_until("it says so", lambda: "a node is gone" in cluster.nodes[1].log)
     b.put_object(Bucket=bucket, Key="k", Body=b"new")
     b.delete_object(Bucket=bucket, Key="gone")
     cluster.nodes[1].wait_settled()

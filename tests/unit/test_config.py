@@ -236,6 +236,7 @@ def test_overridden_fault_is_still_reported() -> None:
         ('memory_limit = "1.0000000001KiB"', "is not a whole number of bytes"),
         ("revalidate = nan", "revalidate: nan is not a duration"),
         ('memory_dir = "relative"', 'memory_dir: "relative" is not an absolute path'),
+        ('listen = "http://127.0.0.1:9000/"', "is a URL, not HOST:PORT (write 127.0.0.1:9000)"),
         ('listen = "::1:9000"', "has an IPv6 address without brackets (write [::1]:9000)"),
         ('listen = "[::x]:9000"', "has no valid IPv6 address in its brackets"),
         ('listen = ":9000"', "has no host (write 0.0.0.0:9000 for all interfaces)"),

@@ -281,6 +281,8 @@ def parse_address(value: object) -> Address:
     """HOST:PORT, with an IPv6 host in brackets."""
     text = parse_text(value)
     host, colon, port = text.rpartition(":")
+    if "://" in text:
+        raise ValueError(f"{show(value)} is a URL, not HOST:PORT (write {text.partition('://')[2].rstrip('/')})")
     bracketed = host.startswith("[") and host.endswith("]")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ValueError(f"{show(value)} is not HOST:PORT (such as 127.0.0.1:9000, port 0 for any free one)")

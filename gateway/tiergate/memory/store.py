@@ -97,7 +97,8 @@ class Store:
         if grown > self.slab_budget or self.slab_budget <= 0:
             raise ConfigError(
                 f"{folder}: slabs of {grown} bytes and an index of {index_bytes} bytes are there already,"
-                f" more than the memory budget of {limits.budget_bytes} bytes; raise it or empty the folder"
+                f" more than the memory budget of {limits.budget_bytes} bytes; raise it"
+                " (or empty the folder, which may hold the only copy of what is in it)"
             )
         try:
             self.lease = ProcessLease.acquire(self.leases_folder)

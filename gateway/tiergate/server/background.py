@@ -305,11 +305,13 @@ class Background:
 
 
 async def wake_at_changes(cluster: "Cluster", survivors: Survivors) -> None:
-    """Let the survivors look as soon as a node comes or goes."""
+    """Let the survivors look as soon as a node comes or goes, and say so in the log."""
     live = cluster.view.live()
     while True:
         survivors.wake()
-        live = await cluster.view.changed(live)
+        before, live = live, await cluster.view.changed(live)
+        for node in sorted(before.nodes.keys() ^ live.nodes.keys()):
+            log.info("a node is here" if node in live.nodes else "a node is gone", node=node, nodes=len(live.nodes))
 
 
 async def until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
