@@ -13,7 +13,7 @@ _AGES = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
 
 
 def status_tables(status: Mapping[str, object]) -> Iterator["Table"]:
-    """The status of a node: what lists rows is a table of its own."""
+    """The status of a node for people: what lists rows is a table of its own, and what never happened is left out."""
     from rich.table import Table
     from rich.text import Text
 
@@ -27,10 +27,10 @@ def status_tables(status: Mapping[str, object]) -> Iterator["Table"]:
             for column in columns:
                 table.add_column(column)
             for row in rows:
-                table.add_row(*(Text(_shown(row.get(column, ""))) for column in columns))
+                table.add_row(*(Text(_shown(column, row.get(column, ""))) for column in columns))
         else:
             for name, value in section.items():
-                table.add_row(name, Text(_shown(value)))
+                table.add_row(name, Text(_shown(name, value)))
         yield table
 
 
@@ -42,12 +42,19 @@ def _sections(status: Mapping[str, object]) -> Iterator[tuple[str, list[object] 
         elif isinstance(section, dict):
             values = cast("dict[str, object]", section)
             lists = {name: cast("list[object]", value) for name, value in values.items() if isinstance(value, list)}
-            yield title, {name: value for name, value in values.items() if not lists.get(name)}
+            others = {name: value for name, value in values.items() if name not in lists and value != ""}
+            yield title, {name: value for name, value in others.items() if title != "totals" or value}
             for name, rows in lists.items():
                 yield f"{title}: {name}", rows
 
 
-def _shown(value: object) -> str:
+def _shown(name: str, value: object) -> str:
+    from rich.filesize import decimal
+
+    if isinstance(value, int) and name.endswith("bytes"):
+        return decimal(value)
+    if isinstance(value, int | float) and name.endswith("_s"):
+        return duration(value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

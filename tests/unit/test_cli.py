@@ -13,7 +13,11 @@ import pytest
 
 from tiergate import cli
 
-STATUS = {"ready": True, "memory": {"used_bytes": 3}, "quarantine": [{"key": "[red]k", "reason": "403"}]}
+STATUS = {
+    "ready": True,
+    "memory": {"used_bytes": 3_100_000_000, "age_s": 90},
+    "quarantine": [{"key": "[red]k", "reason": "403"}],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -188,7 +192,7 @@ def test_wrong_usage_is_one_line(words: list[str], capsys: pytest.CaptureFixture
 def test_status_prints_tables(admin: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status", "--admin-listen", admin]) == 0
     shown = capsys.readouterr().out
-    for text in ("ready", "true", "memory", "used_bytes", "quarantine", "[red]k", "403"):
+    for text in ("ready", "true", "memory", "used_bytes", "3.1 GB", "1.5 min", "quarantine", "[red]k", "403"):
         assert text in shown
 
 
