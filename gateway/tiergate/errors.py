@@ -28,6 +28,11 @@ class TiergateError(Exception):
         return (_rebuild, (type(self), self.args, self.__dict__.copy()))
 
 
+def install_hint(extra: str) -> str:
+    """What to do where packages of an extra are missing."""
+    return f"install tiergate with its extra `{extra}`"
+
+
 def _rebuild(kind: type[TiergateError], args: tuple[object, ...], state: dict[str, object]) -> TiergateError:
     error = kind.__new__(kind)
     error.args = args

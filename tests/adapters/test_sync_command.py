@@ -61,7 +61,7 @@ def test_without_watchfiles_it_says_what_to_install(
     install(sync=ENTRY)
     monkeypatch.setitem(sys.modules, "watchfiles", None)
     assert cli.main(["sync", str(tmp_path), "s3://b/p"]) == cli.EXIT_USAGE
-    assert "watchfiles is not installed: pip install 'tiergate[sync]'" in capsys.readouterr().err
+    assert "watchfiles is not installed: install tiergate with its extra `sync`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -162,4 +162,4 @@ def test_demo_without_its_extra_says_what_to_install_in_one_line(tmp_path: Path)
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("tiergate: the demo needs moto")
-    assert line.endswith("pip install tiergate[demo]")
+    assert line.endswith("install tiergate with its extra `demo`")

@@ -7,7 +7,7 @@ import threading
 from time import monotonic as now_s
 from typing import TYPE_CHECKING
 
-from tiergate.errors import ConfigError
+from tiergate.errors import ConfigError, install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ def require() -> None:
         ConfigError: the package that knows the notifications is not installed.
     """
     if importlib.util.find_spec("watchfiles") is None:
-        raise ConfigError("watchfiles is not installed: pip install 'tiergate[sync]'")
+        raise ConfigError(f"watchfiles is not installed: {install_hint('sync')}")
 
 
 class Watcher:

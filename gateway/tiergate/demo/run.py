@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tiergate.errors import ConfigError, TiergateError
+from tiergate.errors import ConfigError, TiergateError, install_hint
 
 EXIT_DIFFERENT = 1
 EXIT_INTERRUPTED = 130
@@ -55,7 +55,7 @@ def run(args: Sequence[str]) -> int:
     needed = _NEEDED if nodes_count == 1 else _NEEDED + _NEEDED_BY_CLUSTER
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
-        raise DemoError(f"the demo needs {', '.join(missing)}: pip install tiergate[demo]")
+        raise DemoError(f"the demo needs {', '.join(missing)}: {install_hint('demo')}")
     if nodes_count > 1 and shutil.which("etcd") is None:
         raise ConfigError(
             f"the demo of {nodes_count} nodes needs the etcd program on PATH: apt-get install etcd-server, or "

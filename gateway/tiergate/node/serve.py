@@ -10,6 +10,7 @@ from typing import NamedTuple
 from tiergate.child import Folders
 from tiergate.clock import Clock, SystemClock
 from tiergate.config import Address, ClientAuth, Loaded, Settings, format_size
+from tiergate.errors import install_hint
 from tiergate.node.folder import (
     LOCK_WAIT_S,
     FolderLock,
@@ -99,7 +100,7 @@ def serve(
 def package_faults(settings: Settings) -> list[str]:
     """What only a member of a cluster needs and is not there, with how to install it; one line a fault."""
     if settings.cluster and any(importlib.util.find_spec(name) is None for name in ("grpc", "aetcd")):
-        return ["a cluster needs packages that are not installed: pip install 'tiergate[cluster]'"]
+        return [f"a cluster needs packages that are not installed: {install_hint('cluster')}"]
     return []
 
 
