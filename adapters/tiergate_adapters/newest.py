@@ -241,7 +241,7 @@ def _first(route: Route, place: Place, query: Mapping[str, str]) -> dict[str, An
         if reply.status < HTTPStatus.INTERNAL_SERVER_ERROR or reply.status == HTTPStatus.NOT_IMPLEMENTED:
             raise RuntimeError(f"the gateway refuses to say which checkpoint is the newest: {reply.message}")
         return _Unsaid(reply.message, is_away=False)
-    return _Unsaid("; ".join(reasons), is_away=True)
+    return _Unsaid("; ".join(reasons) + route.alone(), is_away=True)
 
 
 def _s3_alone(route: Route, place: Place, why: str) -> dict[str, Any]:

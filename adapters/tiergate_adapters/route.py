@@ -117,6 +117,10 @@ class Route:
         known = dict.fromkeys((*self.endpoints, *peers))
         return [GATEWAY, *(Tier("the gateway", each.rstrip("/")) for each in known)]
 
+    def alone(self) -> str:
+        """What an error adds where no other gateway is known."""
+        return f"; no other gateway is known, {ENDPOINTS_VARIABLE} may name some" if len(self.gateways()) == 1 else ""
+
     def s3(self) -> Tier | None:
         """S3 itself, if it is known where it is behind the gateway."""
         origin = self.origin
@@ -290,7 +294,8 @@ class Route:
                 continue
             self.note_up(tier)
             return found
-        raise UnreachableError(f"{what}: {', '.join(failures) or 'nobody is known who could be asked'}{why}") from last
+        told = ", ".join(failures) or "nobody is known who could be asked"
+        raise UnreachableError(f"{what}: {told}{self.alone()}{why}") from last
 
 
 def _mark(persist: str, request: Any, **_: object) -> None:

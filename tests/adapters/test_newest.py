@@ -232,7 +232,7 @@ def test_gateway_that_is_away_is_an_error_unless_s3_is_enough(
     direct.delete_object(Bucket=bucket, Key=f"run/step-4/{SHARDS[0]}")
     direct.put_object(Bucket=bucket, Key=f"run/step-3/{SHARDS[0]}", Body=bytes(len(files(3)[SHARDS[0]])))
     node.stop()
-    with pytest.raises(UnseenTierError, match="no gateway answers at"):
+    with pytest.raises(UnseenTierError, match=r"no gateway answers at .*TIERGATE_ENDPOINTS may name some"):
         ask(bucket)
     with pytest.raises(UnseenTierError):
         ask(bucket, trust=("memory",))

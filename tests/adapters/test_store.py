@@ -604,9 +604,9 @@ def test_s3_itself_needs_no_gateway(origin: MotoOrigin, store: Store, monkeypatc
     assert plain.route.node is None
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     away = Store(store.place, route=Route(attempts_count=1))
-    with pytest.raises(UnreachableError):
+    with pytest.raises(UnreachableError, match="no other gateway is known, TIERGATE_ENDPOINTS may name some"):
         written(away, "x", data)
-    with pytest.raises(UnreachableError):
+    with pytest.raises(UnreachableError, match=r"does not answer .*TIERGATE_ENDPOINTS may name some"):
         away.size("x")
     told = Store(store.place, route=Route(origin=origin.endpoint, attempts_count=1))
     written(told, "y", data)
@@ -620,6 +620,10 @@ def test_other_gateways_are_named_by_the_environment(
     monkeypatch.setenv("TIERGATE_ENDPOINTS", f"http://127.0.0.1:19, {node.endpoint}/")
     data = os.urandom(6 * MIB)
     there = pickle.loads(pickle.dumps(Store(store.place, route=Route(attempts_count=1))))
+    lost = Store(store.place, route=Route(endpoints=("http://127.0.0.1:19",), attempts_count=1))
+    with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:19 does not answer") as nobody:
+        lost.size("x")
+    assert "TIERGATE_ENDPOINTS" not in str(nobody.value)
     monkeypatch.delenv("TIERGATE_ENDPOINTS")
     assert written(there, "x", data).ack == "memory:1"
     with there.open("x") as reader:
