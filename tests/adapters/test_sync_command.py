@@ -88,6 +88,38 @@ def test_a_wrong_command_line_is_one_line(
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"AWS_ENDPOINT_URL": "foo"}, "the AWS configuration is wrong: Invalid endpoint: foo"),
+        ({"AWS_ENDPOINT_URL": "127.0.0.1:9000"}, "the AWS configuration is wrong: Invalid endpoint: 127.0.0.1:9000"),
+        ({"AWS_PROFILE": "no-such"}, "the AWS configuration is wrong: The config profile (no-such) could not be found"),
+        ({"AWS_SECRET_ACCESS_KEY": ""}, "the AWS configuration is wrong: Partial credentials found in env"),
+        ({"AWS_ACCESS_KEY_ID": ""}, "no AWS keys are found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+    ],
+)
+def test_an_environment_without_endpoint_or_keys_is_one_line(
+    install: Install,
+    capsys: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, str],
+    fault: str,
+) -> None:
+    install(sync=ENTRY)
+    values = {name: str(tmp_path / "none") for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")}
+    values |= {"AWS_EC2_METADATA_DISABLED": "true", "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
+    values |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+    for name, value in (values | changes).items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    assert cli.main(["sync", str(tmp_path / "folder"), "s3://b/p", "--no-follow"]) == cli.EXIT_USAGE
+    said = capsys.readouterr().err
+    assert said.startswith(f"tiergate: {fault}")
+    assert said.count("\n") == 1
+
+
 def test_a_folder_that_cannot_be_is_said(install: Install, capsys: Any, tmp_path: Path) -> None:
     install(sync=ENTRY)
     (tmp_path / "file").touch()

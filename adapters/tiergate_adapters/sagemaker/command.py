@@ -87,6 +87,7 @@ class SyncCommand:
             return EXIT_FAILED
         if options.ready_file:
             options.ready_file.unlink(missing_ok=True)
+        _require_access()
         restore = _handling(sync)
         try:
             return _run(sync, options, screen)
@@ -116,6 +117,26 @@ def _run(sync: FolderSync, options: argparse.Namespace, screen: Screen) -> int:
         return EXIT_ONLY_HERE
     screen.say(text)
     return EXIT_OK
+
+
+def _require_access() -> None:
+    """See that requests can be made and signed: what is wrong in the environment does not mend itself.
+
+    Raises:
+        ConfigError: no endpoint that is one is named, or no keys.
+    """
+    from boto3.session import Session
+    from botocore.exceptions import BotoCoreError
+
+    from tiergate_adapters.route import Route
+
+    try:
+        Route().client()
+        has_keys = Session().get_credentials() is not None
+    except (BotoCoreError, ValueError) as error:
+        raise ConfigError(f"the AWS configuration is wrong: {error}") from error
+    if not has_keys:
+        raise ConfigError("no AWS keys are found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
 
 
 def _add_number(parser: argparse.ArgumentParser, flag: str, default: float, text: str) -> None:
