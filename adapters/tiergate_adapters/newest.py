@@ -12,8 +12,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from boto3.session import Session
+from botocore.exceptions import BotoCoreError, HTTPClientError
 from botocore.exceptions import ConnectionError as BotoConnectionError
-from botocore.exceptions import HTTPClientError, NoCredentialsError
 
 from tiergate.checkpoints.documents import status_from
 from tiergate.checkpoints.newest import UnseenTierError
@@ -117,7 +117,7 @@ def newest(
         NoCheckpointError: every tier was seen, and there is none (a FileNotFoundError).
         UnseenTierError: nobody can say now. It does not mean that there is none.
         ValueError: `uri`, `trust` or `process_group` is none.
-        RuntimeError: the gateway refuses to say, for a reason that stays: a wrong key, no such bucket.
+        RuntimeError: the gateway refuses to say, for a reason that stays: no key or a wrong one, no such bucket.
     """
     place = Place.of(uri)
     trusted = frozenset(map(Tier, trust))
@@ -128,6 +128,10 @@ def newest(
         return _asked(place, trusted, decision, deep=deep, patience_s=patience_s)
 
     return _told(place, _shared(ask, process_group))
+
+
+class _RefusedError(RuntimeError):
+    """Asking again would not help; the message says why."""
 
 
 def _told(place: Place, answer: Mapping[str, Any]) -> Checkpoint:
@@ -176,6 +180,9 @@ def _caught(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return ask()
     except UnseenTierError as error:
         return {"error": "unseen", "message": error.message}
+    except (_RefusedError, BotoCoreError) as error:
+        log.error("the newest checkpoint cannot be asked for: %s", error)
+        return {"error": "refused", "message": str(error)}
     except Exception as error:
         log.error("the newest checkpoint cannot be asked for", exc_info=error)
         return {"error": "refused", "message": f"{type(error).__name__}: {error}"}
@@ -187,7 +194,7 @@ def _asked(place: Place, trusted: Collection[Tier], decision: str, *, deep: bool
 
     Raises:
         UnseenTierError: nobody can say.
-        RuntimeError: the gateway refuses.
+        _RefusedError, BotoCoreError: the gateway refuses, or cannot be asked.
     """
     told = {"trust": ",".join(sorted(trusted)), "decision": decision, "deep": str(int(deep))}
     query = {"x-tiergate-newest": "", "prefix": place.prefix, **told}
@@ -216,14 +223,18 @@ def _first(route: Route, place: Place, query: Mapping[str, str]) -> dict[str, An
     """What the first gateway that answers says.
 
     Raises:
-        RuntimeError: it refuses for good.
+        _RefusedError: it refuses for good, or cannot be asked.
+        BotoCoreError: the AWS configuration is wrong.
     """
     reasons: list[str] = []
     credentials = Session().get_credentials()
     if credentials is None:
-        raise NoCredentialsError
+        raise _RefusedError("no AWS keys are found to ask the gateway with")
     for tier in route.gateways():
-        client = route.client(tier)
+        try:
+            client = route.client(tier)
+        except ValueError as error:
+            raise _RefusedError(f"a gateway's address is none: {error}") from error
         url = client.meta.endpoint_url
         endpoint = Endpoint(url, credentials, client.meta.region_name, read_timeout_s=LOOK_TIMEOUT_S)
         try:
@@ -239,7 +250,7 @@ def _first(route: Route, place: Place, query: Mapping[str, str]) -> dict[str, An
             answer: dict[str, Any] = found
             return answer
         if reply.status < HTTPStatus.INTERNAL_SERVER_ERROR or reply.status == HTTPStatus.NOT_IMPLEMENTED:
-            raise RuntimeError(f"the gateway refuses to say which checkpoint is the newest: {reply.message}")
+            raise _RefusedError(f"the gateway refuses to say which checkpoint is the newest: {reply.message}")
         return _Unsaid(reply.message, is_away=False)
     return _Unsaid("; ".join(reasons) + route.alone(), is_away=True)
 

@@ -273,10 +273,40 @@ def test_sets_of_pointers_and_of_ranks_are_found_in_s3_alone(bucket: str, direct
     assert s3alone.newest(Place(bucket, "job/"), direct) == {"checkpoint": None, "passed_over": []}
 
 
-def test_what_is_refused_for_good_is_no_missing_checkpoint(start_node: StartNode, use: Use, bucket: str) -> None:
-    use(start_node())
-    with pytest.raises(RuntimeError, match="NoSuchBucket"):
-        newest("s3://no-such-bucket-here/run")
+def test_what_is_refused_for_good_is_no_missing_checkpoint(
+    start_node: StartNode,
+    use: Use,
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    keys = {"TIERGATE_ACCESS_KEY_ID": "client", "TIERGATE_SECRET_ACCESS_KEY": "client-secret"}
+    use(start_node(environment=keys))
+    refusal = "the gateway refuses to say which checkpoint is the newest"
+
+    def refused(uri: str, text: str) -> None:
+        caplog.clear()
+        with pytest.raises(RuntimeError, match=f"^{text}") as raised:
+            newest(uri)
+        assert type(raised.value) is RuntimeError
+        (line,) = [each for each in caplog.records if each.name == "tiergate_adapters.newest"]
+        assert line.getMessage() == f"the newest checkpoint cannot be asked for: {raised.value}"
+        assert line.exc_info is None
+
+    refused("s3://no-such-bucket-here/run", f"{refusal}: NoSuchBucket: ")
+    with monkeypatch.context() as changed:
+        changed.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+        refused(f"s3://{bucket}/run", f"{refusal}: SignatureDoesNotMatch: ")
+        changed.setenv("AWS_ENDPOINT_URL_S3", "127.0.0.1:9000")
+        refused(f"s3://{bucket}/run", "a gateway's address is none: Invalid endpoint: ")
+        changed.setenv("AWS_PROFILE", "no-such")
+        refused(f"s3://{bucket}/run", "The config profile ")
+        changed.delenv("AWS_PROFILE")
+        changed.delenv("AWS_ACCESS_KEY_ID")
+        changed.delenv("AWS_SECRET_ACCESS_KEY")
+        changed.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        changed.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+        refused(f"s3://{bucket}/run", "no AWS keys are found")
     with pytest.raises(ValueError, match="ram"):
         newest(f"s3://{bucket}/run", trust=("ram",))
     with pytest.raises(ValueError, match="not of the form"):
