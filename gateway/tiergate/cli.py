@@ -182,12 +182,15 @@ def _promote(options: argparse.Namespace, unknown: list[str]) -> int:
         count = admin.document(answer.read()).get("promoted")
         if not isinstance(count, int):
             raise ValueError("it does not say how many")
+    if not count:
+        print(f"nothing under {options.uri} stays in memory only")
+        return EXIT_OK
     print(f"{count} {'object goes' if count == 1 else 'objects go'} to S3 from {options.uri}")
     return EXIT_OK
 
 
 def _pin(options: argparse.Namespace, unknown: list[str]) -> int:
-    with _answered_for_prefix(options, unknown, refused=options.uri) as answer:
+    with _answered_for_prefix(options, unknown, refused=f"{options.uri} is not pinned") as answer:
         pinned_bytes = admin.document(answer.read())["bytes"]
     print(f"{options.uri} is pinned, with {pinned_bytes} bytes in this node's memory now")
     return EXIT_OK

@@ -23,11 +23,15 @@ pytestmark = pytest.mark.parametrize("origin", [MotoOrigin], ids=["moto"], indir
 MIB = 1 << 20
 
 
-def prefetch(node: RunningNode, uri: str) -> "subprocess.CompletedProcess[str]":
-    words = ["prefetch", uri, "--memory-dir", str(node.memory_dir), "--admin-listen", "127.0.0.1:0"]
+def command(name: str, node: RunningNode, uri: str) -> "subprocess.CompletedProcess[str]":
+    words = [name, uri, "--memory-dir", str(node.memory_dir), "--admin-listen", "127.0.0.1:0"]
     return subprocess.run(
         [sys.executable, "-m", "tiergate", *words], capture_output=True, text=True, timeout=60, check=False
     )
+
+
+def prefetch(node: RunningNode, uri: str) -> "subprocess.CompletedProcess[str]":
+    return command("prefetch", node, uri)
 
 
 def content(size_bytes: int, seed: int) -> bytes:
@@ -98,14 +102,29 @@ def test_what_cannot_be_had_is_named(start_node: StartNode, proxy: FaultyOrigin,
     assert "is not prefetched: the origin does not answer" in away.stderr
 
 
-def test_bucket_and_node_that_are_not_there(start_node: StartNode) -> None:
+@pytest.mark.parametrize(("name", "done"), [("prefetch", "prefetched"), ("promote", "promoted"), ("pin", "pinned")])
+def test_bucket_and_node_that_are_not_there(start_node: StartNode, name: str, done: str) -> None:
     node = start_node()
-    missing = prefetch(node, "s3://no-such-bucket-here/run/")
-    assert missing.returncode == 1
-    assert missing.stderr.endswith("is not prefetched: The specified bucket does not exist\n")
+    uri = "s3://no-such-bucket-here/run/"
+    missing = command(name, node, uri)
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert missing.stderr == f"tiergate: {uri} is not {done}: The specified bucket does not exist\n"
     node.stop()
-    gone = prefetch(node, "s3://no-such-bucket-here/run/")
+    gone = command(name, node, uri)
     assert gone.returncode == 4
+
+
+def test_nothing_to_promote_and_nobody_who_knows_the_bucket(
+    start_node: StartNode, proxy: FaultyOrigin, bucket: str
+) -> None:
+    node = start_node()
+    told = (0, f"nothing under s3://{bucket}/run/ stays in memory only\n", "")
+    proxy.inject(Cut(), times=None)
+    for _ in range(2):
+        done = command("promote", node, f"s3://{bucket}/run/")
+        assert (done.returncode, done.stdout, done.stderr) == told
+        proxy.heal()
+    assert command("pin", node, f"s3://{bucket}/run/").returncode == 0
 
 
 def test_progress_is_told_one_prefetch_runs_at_a_time_and_ends_with_the_node(

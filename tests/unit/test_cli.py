@@ -86,6 +86,8 @@ class _Admin(BaseHTTPRequestHandler):
         body = json.dumps(line | {"failures": [failure], "is_over": False, "fault": ""}).encode() + b"\n"
         if self.path.startswith("/promote?bucket=b&prefix=run%2F"):
             body = b'{"promoted": 1}'
+        if self.path.startswith("/promote?bucket=b&prefix=none"):
+            body = b'{"promoted": 0}'
         if "whole" in self.path:
             body += json.dumps(line | {"done_count": 2, "failures": [], "is_over": True, "fault": ""}).encode() + b"\n"
         self.send_response(200)
@@ -297,6 +299,8 @@ def test_checkpoints_of_all_buckets_may_be_none(admin: str, capsys: pytest.Captu
 def test_promote_says_how_much_goes(admin: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["promote", "s3://b/run/", "--admin-listen", admin]) == 0
     assert capsys.readouterr().out == "1 object goes to S3 from s3://b/run/\n"
+    assert cli.main(["promote", "s3://b/none/", "--admin-listen", admin]) == 0
+    assert capsys.readouterr().out == "nothing under s3://b/none/ stays in memory only\n"
 
 
 def test_promote_that_is_answered_by_something_else_fails(admin: str, capsys: pytest.CaptureFixture[str]) -> None:

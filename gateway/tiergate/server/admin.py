@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,7 +11,9 @@ from aiohttp import web
 
 from tiergate import __version__
 from tiergate.child import ChildContext
+from tiergate.engine.buckets import Buckets
 from tiergate.engine.intake import age_bound, size_bound
+from tiergate.engine.outage import Outage
 from tiergate.engine.prefetch import Prefetch, Progress
 from tiergate.engine.rooms import Rooms
 from tiergate.errors import DirectoryUnavailableError, OverloadedError, TiergateError
@@ -96,6 +99,8 @@ class Admin:
         self._stream = Stream("prefetch")
         self._context = context
         self._rooms = rooms
+        self._outage = Outage(rooms.origin, rooms.clock)
+        self._buckets = Buckets(rooms, self._outage)
         self._uploader = uploader
         self._scrape = Scrape(context.folders.metrics, rooms.metrics, (self._readings,))
 
@@ -108,6 +113,7 @@ class Admin:
         app = web.Application()
         for stream in (self._stream, *self._streams):
             app.on_shutdown.append(stream.end)
+        app.on_cleanup.append(self._close)
         app.add_routes(
             [
                 web.get("/healthz", self._healthz),
@@ -123,6 +129,19 @@ class Admin:
             ]
         )
         return app
+
+    async def _close(self, _: web.Application) -> None:
+        await self._outage.close()
+
+    async def _require_bucket(self, bucket: str) -> None:
+        """See that a bucket exists, unless nobody can say.
+
+        Raises:
+            NotFoundError: NoSuchBucket.
+        """
+        with suppress(OverloadedError, TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await self._buckets.known(bucket)
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -164,6 +183,7 @@ class Admin:
         if not bucket:
             return web.json_response({"error": "a bucket must be named"}, status=400)
         try:
+            await self._require_bucket(bucket)
             size_bytes = await self._soon(self._retaining.pin(bucket, prefix))
         except TiergateError as error:
             return web.json_response({"error": error.message}, status=status_of(error))
@@ -186,6 +206,7 @@ class Admin:
         if not bucket:
             return web.json_response({"error": "a bucket must be named"}, status=400)
         try:
+            await self._require_bucket(bucket)
             count = await self._soon(self._promotion.under(bucket, prefix))
         except TiergateError as error:
             return web.json_response({"error": error.message}, status=status_of(error))
