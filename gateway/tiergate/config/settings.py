@@ -118,6 +118,12 @@ class Settings:
     shutdown_grace_s: float = setting(
         _SERVE, 25.0, v.parse_duration, "How long requests in flight may take to finish after SIGTERM."
     )
+    drain_s: float = setting(
+        _SERVE,
+        20.0,
+        v.parse_duration,
+        "How long SIGTERM may take to bring what this node owes to the origin, or in a cluster to peers. 0: do not.",
+    )
 
     cluster: str = setting(
         _CLUSTER,
@@ -203,12 +209,6 @@ class Settings:
         v.parse_size,
         "How much this node copies in a second, in bytes, to replace copies that were lost. 0: no bound.",
         name="repair_rate",
-    )
-    drain_s: float = setting(
-        _CLUSTER,
-        20.0,
-        v.parse_duration,
-        "How long SIGTERM may take to bring what this node owes to the origin or to peers. 0: do not.",
     )
 
     daemon_listen: Address | None = setting(
