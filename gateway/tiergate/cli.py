@@ -332,17 +332,21 @@ def _test(options: argparse.Namespace, unknown: list[str]) -> int:
 
     from tiergate import selftest
 
-    console = _console()
+    console, results, left = _console(), list[selftest.Result](), ""
     logs.mask(options.secret_key)
     try:
         client = selftest.connect(options.endpoint, options.access_key, options.secret_key, options.region)
         with console.status("testing"):
-            results = selftest.run_checks(client, options.bucket)
+            selftest.run_checks(client, options.bucket, on_result=results.append)
+    except selftest.NotRemovedError as error:
+        left = str(error)
     except (BotoCoreError, ClientError, ValueError) as error:
         return _fail(EXIT_FAILED, f"{options.endpoint} cannot be tested: {error}")
     console.print(tables.results_table(options.endpoint, results))
     failed_count = sum(bool(result.fault) for result in results)
     console.print(f"{len(results) - failed_count} passed, {failed_count} failed", highlight=False)
+    if left:
+        return _fail(EXIT_FAILED, f"what the test wrote under {left}")
     return EXIT_FAILED if failed_count else EXIT_OK
 
 

@@ -16,6 +16,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from tiergate.clock import Clock, SystemClock
+from tiergate.s3.uri import uri_of
 
 PART_BYTES = 5 << 20
 """The smallest part S3 takes unless it is the last:
@@ -30,6 +31,10 @@ _REMOVE_BUCKET_PAUSE_S = 0.2
 
 class _NotSoError(Exception):
     """The endpoint did not do what S3 does; the message says what was expected and what came."""
+
+
+class NotRemovedError(Exception):
+    """The checks are over, but not all that they wrote could be removed; the message says what, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,8 @@ def run_checks(
     not there before.
 
     Raises:
-        ClientError or BotoCoreError: the bucket cannot be used, or not be cleaned up.
+        ClientError or BotoCoreError: the bucket cannot be used.
+        NotRemovedError: it cannot be cleaned up.
     """
     clock = clock or SystemClock()
     place = Place(client, bucket, f"tiergate-test-{secrets.token_hex(6)}/")
@@ -118,9 +124,12 @@ def run_checks(
             results.append(Result(name, fault, clock.monotonic_s() - started_s))
             on_result(results[-1])
     finally:
-        _empty(place)
-        if is_ours:
-            _remove_bucket(client, bucket, clock)
+        try:
+            _empty(place)
+            if is_ours:
+                _remove_bucket(client, bucket, clock)
+        except (ClientError, BotoCoreError) as error:
+            raise NotRemovedError(f"{uri_of(bucket, place.prefix)} could not be removed: {error}") from error
     return results
 
 

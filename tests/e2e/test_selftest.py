@@ -7,7 +7,7 @@ from typing import Any
 from urllib.error import URLError
 
 import pytest
-from botocore.exceptions import EndpointConnectionError
+from botocore.exceptions import ClientError, EndpointConnectionError
 
 import tiergate
 from tiergate import cli, selftest
@@ -78,6 +78,24 @@ def test_a_fault_is_shown_and_fails_the_command(
     shown = capsys.readouterr().out
     assert "a wrong Content-MD5: expected BadDigest, got success" in shown
     assert shown.splitlines()[-1] == f"{len(selftest.CHECKS) - 3} passed, 3 failed"
+
+
+@pytest.mark.parametrize("origin", [MotoOrigin], indirect=True, ids=["moto"])
+def test_what_cannot_be_removed_is_said_below_the_results(
+    origin: ProcessOrigin, bucket: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(place: selftest.Place) -> None:
+        raise ClientError({"Error": {"Code": "ServiceUnavailable", "Message": "away"}}, "ListMultipartUploads")
+
+    monkeypatch.setattr(selftest, "_empty", away)
+    assert cli.main(words(origin.endpoint, bucket)) == cli.EXIT_FAILED
+    shown = capsys.readouterr()
+    assert shown.out.count("│ ok") == len(selftest.CHECKS) - 3
+    assert shown.out.splitlines()[-1] == f"{len(selftest.CHECKS) - 3} passed, 3 failed"
+    (line,) = shown.err.splitlines()
+    assert line.startswith(f"tiergate: what the test wrote under s3://{bucket}/tiergate-test-")
+    assert "could not be removed: " in line
+    assert "ServiceUnavailable" in line
 
 
 @pytest.mark.parametrize("name", list(selftest.CHECKS))
