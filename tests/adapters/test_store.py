@@ -297,6 +297,8 @@ def test_grant_is_refused_to_all_but_its_own(node: RunningNode, store: Store) ->
         ("PUT", key, {}, {lease: f"../leases/{alive.token}"}, "InvalidLease"),
         ("PUT", key, {}, {lease: ""}, "InvalidLease"),
         ("PUT", key, {}, {body: "0" * 28}, "NoSuchGrant"),
+        ("PUT", key, {}, {body: "0" * 28, "x-tiergate-size": "1"}, "NoSuchGrant"),
+        ("PUT", key, {}, {body: ""}, "NoSuchGrant"),
         ("PUT", key, {}, {"x-tiergate-size": str(2 * MIB + 1)}, "InvalidGrant"),
         ("PUT", key, {}, {"x-tiergate-size": "-1"}, "InvalidArgument"),
         ("GET", key, {}, {}, "InvalidRequest"),
@@ -314,7 +316,9 @@ def test_grant_is_refused_to_all_but_its_own(node: RunningNode, store: Store) ->
     assert ask(store, "PUT", BUCKET, key, headers=headers).code == "NoSuchGrant", "it was used"
     mapped = {"x-tiergate-map": dead.token}
     assert ask(store, "GET", BUCKET, key, headers=mapped).code == "InvalidLease"
-    assert ask(store, "POST", query={"x-tiergate-release": ""}, headers=headers, body=b"[]").code == "InvalidArgument"
+    for document in (b"[]", b'{"pins": [["\\ud800", "t1"]]}', b'{"pins": [["x", "\\ud800"]]}'):
+        refused = ask(store, "POST", query={"x-tiergate-release": ""}, headers=headers, body=document)
+        assert refused.code == "InvalidArgument", document
     alive.release()
 
 

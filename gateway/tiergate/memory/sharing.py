@@ -44,6 +44,7 @@ BATCH_BLOCKS = 16
 
 _TOKEN = re.compile(r"[0-9a-f]{16}")
 _TAG = re.compile(r"[0-9a-z]{1,32}")
+_BODY = re.compile(r"[0-9a-z]{1,32}")
 
 
 class Granting:
@@ -243,9 +244,14 @@ class Sharing:
             RequestError: NoSuchGrant: it was used, given back, or is not for this process or `purpose`; InvalidGrant:
                 it is smaller.
         """
+        # What is no body's name must be neither looked up nor said again: it may be empty, or no text.
+        if not _BODY.fullmatch(body_uid):
+            raise no_such_grant("")
         uid, owner = body_uid.encode(), token.encode()
         with self._store.read() as txn:
             granted_bytes, extents = self._found(txn, uid, owner)
+        if not granted_bytes:
+            raise no_such_grant(body_uid)
         size_bytes = granted_bytes if size_bytes is None else size_bytes
         if size_bytes > granted_bytes:
             raise RequestError("InvalidGrant", "The body is larger than what was granted.")
@@ -258,7 +264,7 @@ class Sharing:
             inventory.pin_receiving(uid, found.pinner)
             return True
 
-        if not granted_bytes or not self._store.change(pin):
+        if not self._store.change(pin):
             raise no_such_grant(body_uid)
         return found
 
@@ -316,6 +322,8 @@ class Sharing:
         Raises:
             RequestError: InvalidArgument: a tag or a body's name is none.
         """
+        if not all(_BODY.fullmatch(body_uid) for body_uid, _ in pins if body_uid):
+            raise RequestError("InvalidArgument", "This names no body.")
         owner = token.encode()
         named = [(body_uid.encode(), pinner_of(token, tag)) for body_uid, tag in pins]
         wanted = {pinner for uid, pinner in named if not uid}

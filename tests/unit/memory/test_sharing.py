@@ -206,6 +206,11 @@ def test_use_of_a_grant_is_refused_to_all_but_its_own(memory: Memory, guest: Mem
         ("b", guest.token, "bucket/other", None, "NoSuchGrant"),
         ("c", guest.token, PURPOSE, None, "NoSuchGrant"),
         ("b", guest.token, PURPOSE, BLOCK + 1, "InvalidGrant"),
+        ("c", guest.token, PURPOSE, BLOCK + 1, "NoSuchGrant"),
+        ("", guest.token, PURPOSE, None, "NoSuchGrant"),
+        ("a\0b", guest.token, PURPOSE, None, "NoSuchGrant"),
+        ("\ud800", guest.token, PURPOSE, None, "NoSuchGrant"),
+        ("b" * 2000, guest.token, PURPOSE, None, "NoSuchGrant"),
     ):
         with pytest.raises(RequestError) as found:
             memory.sharing.granted(uid, token, purpose, size_bytes)
@@ -214,6 +219,15 @@ def test_use_of_a_grant_is_refused_to_all_but_its_own(memory: Memory, guest: Mem
     with pytest.raises(RequestError) as found:
         memory.sharing.granted("b", guest.token, PURPOSE, None)
     assert found.value.code == "NoSuchGrant"
+
+
+@pytest.mark.parametrize(
+    ("uid", "tag"), [("\ud800", "t1"), ("a\0b", "t1"), ("b" * 2000, "t1"), ("b", "\ud800"), ("b", "")]
+)
+def test_release_of_what_has_no_name_is_refused(memory: Memory, guest: Memory, uid: str, tag: str) -> None:
+    with pytest.raises(RequestError) as found:
+        memory.sharing.release(guest.token, [(uid, tag)])
+    assert found.value.code == "InvalidArgument"
 
 
 def test_own_receptions_are_no_grants(memory: Memory) -> None:
