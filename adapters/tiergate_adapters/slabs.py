@@ -59,6 +59,8 @@ class Share:
         OSError, ValueError: it cannot be mapped.
         """
         self.memory = memory
+        self.is_ours = True
+        """Not so in a child that was forked: what hangs on the lease is its parent's."""
         self.unsaid: list[tuple[str, str]] = []
         """Pins (body, name) that are needed no more, which the node could not be told."""
         self._slabs = SlabFile(Path(memory.slabs), memory.slab_bytes, made=True)
@@ -86,6 +88,7 @@ class Share:
 
     def forget(self) -> None:
         """In a child that was forked."""
+        self.is_ours = False
         self._lease.forget()
 
 

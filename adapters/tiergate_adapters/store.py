@@ -6,6 +6,7 @@ The one way from an adapter to bytes. Nothing here knows a framework.
 from __future__ import annotations
 
 import io
+import os
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
@@ -249,6 +250,7 @@ class ObjectReader(io.RawIOBase):
         self._pins: list[tuple[Share, str, str]] = []
         self._may_map = head["ResponseMetadata"]["HTTPHeaders"].get(TIER_HEADER) == "memory"
         self._ahead = (0, memoryview(b""))
+        self._pid = os.getpid()
 
     def readable(self) -> bool:
         return True
@@ -314,6 +316,8 @@ class ObjectReader(io.RawIOBase):
 
     def mapped(self, start: int, end: int) -> list[memoryview] | None:
         """The bytes as they lie in this node's memory, in as many pieces; None where they do not, or not all."""
+        if self._pid != os.getpid():  # Forked since: its parent's pins hold only as long as the parent likes.
+            self._pid, self._pins, self._windows = os.getpid(), [], {}
         found: list[memoryview] = []
         for window in range(start // WINDOW_BYTES, -(-end // WINDOW_BYTES)):
             if window not in self._windows and not self._map(window):
@@ -348,7 +352,7 @@ class ObjectReader(io.RawIOBase):
         return True
 
     def close(self) -> None:
-        """Let go of what is pinned."""
+        """Let go of what this process pinned."""
         if not self.closed:
             pins, self._pins, self._windows = self._pins, [], {}
             if pins:

@@ -127,13 +127,16 @@ class Upload:
         Raises:
             ClientError, BotoCoreError, UnreachableError: they cannot be sent anywhere.
         """
-        if self._pid != os.getpid():
-            raise RuntimeError("an object is written by the process that began it")
+        self._check_process()
         self._written_bytes += len(data)
         while len(data):
             data = data[self._room.write(data) :]
             if len(data):
                 self._next_room(len(data))
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise RuntimeError("an object is written by the process that began it")
 
     def _next_room(self, wanted_bytes: int) -> None:
         """Go on with more room, since what there was is full."""
@@ -339,8 +342,10 @@ class Upload:
         """Commit.
 
         Raises:
+            RuntimeError: another process began it.
             ClientError, BotoCoreError, UnreachableError: it is not acknowledged.
         """
+        self._check_process()
         if not self._parts:
             self.etag = self._put_whole()
         else:
@@ -423,7 +428,9 @@ class Upload:
             self._let_go()
 
     def abort(self) -> None:
-        """Give it up; what can be given back is."""
+        """Give it up; what can be given back is. Only the process that began it can."""
+        if self._pid != os.getpid():
+            return
         for part in self._parts:
             part.done.exception()
         self._abandon(self._upload_id)
@@ -463,12 +470,13 @@ def is_gone(error: BaseException) -> bool:
 
 def release(route: Route, pins: Sequence[tuple[Share, str, str]], after: Future[Asked] | None = None) -> None:
     """Let go of pins (body, name) on the node's memory, `after` something that may still bring one of them. Where it
-    cannot be said they go with this process."""
+    cannot be said they go with this process. What this process has of its parent stays its parent's."""
     by_share: dict[int, tuple[Share, list[tuple[str, str]]]] = {}
     for share, body_uid, tag in pins:
         by_share.setdefault(id(share), (share, []))[1].append((body_uid, tag))
     for share, named in by_share.values():
-        senders().submit(_released, route, share, named, after)
+        if share.is_ours:
+            senders().submit(_released, route, share, named, after)
 
 
 def _released(route: Route, share: Share, pins: Sequence[tuple[str, str]], after: Future[Asked] | None) -> None:

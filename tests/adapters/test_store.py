@@ -21,7 +21,7 @@ from tiergate.shm import ProcessLease
 from tiergate.testing.node import RunningNode
 from tiergate.testing.objects import body_of, keys_of
 from tiergate.testing.origins import MotoOrigin
-from tiergate_adapters import slabs
+from tiergate_adapters import slabs, uploads
 from tiergate_adapters.place import Place
 from tiergate_adapters.route import Route
 from tiergate_adapters.store import ObjectWriter, Store, UnreachableError
@@ -492,6 +492,48 @@ def test_store_goes_with_its_process(node: RunningNode, store: Store, how: str) 
     assert body_of(node.client(), BUCKET, store.place.key("there")) == b"there" * MIB
     written(store, "again", b"x" * 5 * MIB)
     assert store.names() == ["again", "here", "there"]
+
+
+def test_child_ends_nothing_of_its_parent(node: RunningNode, store: Store) -> None:
+    """What it opened itself it ends."""
+    calm(node)
+    data = os.urandom(21 * MIB)
+    written(store, "x", data)
+    node.wait_settled()
+    writers = {name: store.create(name) for name in ("closed", "left", "aborted", "dropped", "parts")}
+    for name, writer in writers.items():
+        writer.write(data if name == "parts" else data[: 2 * MIB])
+    assert all(part.done.result() for part in writers["parts"]._upload._parts)
+    reader = store.open("x")
+    held = reader.range(0, len(data))
+    before = figures(node)
+
+    def end() -> None:
+        assert reader.range(3, len(data)) == data[3:]
+        assert figures(node)["pinned_bytes"] >= before["pinned_bytes"]
+        reader.close()
+        for name in ("closed", "parts"):
+            with pytest.raises(RuntimeError, match="by the process that began it"):
+                writers[name].close()
+        with pytest.raises(ZeroDivisionError), writers["left"]:
+            raise ZeroDivisionError
+        writers["aborted"].abort()
+        writers["dropped"].__del__()
+        uploads.senders().shutdown()
+
+    process: Any = multiprocessing.get_context("fork").Process(target=end)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert figures(node) == before
+    for name, writer in writers.items():
+        writer.write(data[2 * MIB : 3 * MIB])
+        writer.close()
+        expected = data + data[2 * MIB : 3 * MIB] if name == "parts" else data[: 3 * MIB]
+        assert body_of(node.client(), BUCKET, store.place.key(name)) == expected
+    assert held == data
+    reader.close()
+    calm(node)
 
 
 def test_threads_share_a_store(node: RunningNode, store: Store) -> None:
