@@ -12,6 +12,7 @@ import io
 import logging
 import os
 import threading
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,8 @@ class Memory:
 
 
 class Share:
-    """What this process has of a node's memory. Thread-safe."""
+    """What this process has of a node's memory. Its lease ends with the process, or once nobody has the share any more.
+    Thread-safe."""
 
     def __init__(self, memory: Memory) -> None:
         """Raises:
@@ -65,11 +67,23 @@ class Share:
         """Pins (body, name) that are needed no more, which the node could not be told."""
         self._slabs = SlabFile(Path(memory.slabs), memory.slab_bytes, made=True)
         self._lease = ProcessLease.acquire(Path(memory.leases))
+        self._ending = weakref.finalize(self, self._lease.release)
+        _known.add(self)
 
     @property
     def token(self) -> str:
         """What the node knows this process by."""
         return self._lease.token
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Which memory it is of."""
+        return self.memory.leases, self.memory.slabs
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a node in its place still finds its lease."""
+        return ProcessLease.is_alive(Path(self.memory.leases), self.token)
 
     def views(self, extents: Iterable[Extent]) -> list[memoryview]:
         """The bytes of extents, neighbours joined."""
@@ -84,12 +98,13 @@ class Share:
 
     def release(self) -> None:
         """End the lease: what hangs on it goes."""
-        self._lease.release()
+        self._ending()
 
     def forget(self) -> None:
         """In a child that was forked."""
         self.is_ours = False
-        self._lease.forget()
+        if self._ending.detach() is not None:
+            self._lease.forget()
 
 
 class Room:
@@ -126,33 +141,39 @@ class Room:
 
 
 _shares: dict[tuple[str, str], Share] = {}
+"""Those for new uses."""
+
+_known: weakref.WeakSet[Share] = weakref.WeakSet()
+"""All that somebody has."""
+
 _lock = threading.Lock()
 
 
 def share_of(memory: Memory) -> Share | None:
     """This process's share in a node's memory; None if the node is on another machine, or does not let us."""
+    place = memory.leases, memory.slabs
     with _lock:
-        found = _shares.get((memory.leases, memory.slabs))
+        found = _shares.get(place)
         if found is not None:
             return found
         try:
             if not ProcessLease.is_alive(Path(memory.leases), memory.token):
                 return None
-            found = Share(memory)
+            dropped = (each for each in list(_known) if each.place == place and each.is_alive)
+            found = next(dropped, None) or Share(memory)
         except (OSError, ValueError) as error:
             log.info("the memory of the node cannot be shared: %s", error)
             return None
-        _shares[(memory.leases, memory.slabs)] = found
+        _shares[place] = found
         return found
 
 
 def drop_share(share: Share) -> None:
-    """The node does not know the share: its memory is another one by now. What was mapped stays as it is."""
+    """Who answers does not know the share: its memory is another one. What hangs on the lease stays, since the node
+    that does know it may only be one of several behind the endpoint."""
     with _lock:
-        for place, known in list(_shares.items()):
-            if known is share:
-                del _shares[place]
-                share.release()
+        if _shares.get(share.place) is share:
+            del _shares[share.place]
 
 
 def joined(extents: Iterable[Extent]) -> list[Extent]:
@@ -234,7 +255,7 @@ class MemoryFile(io.RawIOBase):
 
 
 def _release_all() -> None:
-    for share in _shares.values():
+    for share in list(_known):
         share.release()
     _shares.clear()
 
@@ -243,8 +264,9 @@ def _forget_all() -> None:
     """The child has no share: what its parent has is the parent's."""
     global _lock
     _lock = threading.Lock()
-    for share in _shares.values():
+    for share in list(_known):
         share.forget()
+    _known.clear()
     _shares.clear()
 
 

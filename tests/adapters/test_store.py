@@ -1,5 +1,6 @@
 """Bytes between a process and its node: through shared memory, over HTTP, and past a gateway that is gone."""
 
+import gc
 import json
 import logging
 import multiprocessing
@@ -532,6 +533,45 @@ def test_child_ends_nothing_of_its_parent(node: RunningNode, store: Store) -> No
         expected = data + data[2 * MIB : 3 * MIB] if name == "parts" else data[: 3 * MIB]
         assert body_of(node.client(), BUCKET, store.place.key(name)) == expected
     assert held == data
+    reader.close()
+    calm(node)
+
+
+def test_endpoint_that_leads_to_several_nodes_ends_nothing(
+    origin: MotoOrigin, node: RunningNode, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was had of one stays while another answers; it ends with whoever has it."""
+    calm(node)
+    data = os.urandom(9 * MIB)
+    written(store, "x", data)
+    node.wait_settled()
+    share, writer = store.route.share(), store.create("y")
+    writer.write(data)
+    reader = store.open("x")
+    held = reader.range(0, len(data))
+    before = figures(node)
+
+    def write_at(endpoint: str, name: str) -> slabs.Share | None:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        store.route._clients.clear()
+        store.route._endpoint = None
+        written(store, name, data)
+        return store.route.share()
+
+    with RunningNode(origin.endpoint, memory_limit="128MiB") as other:
+        theirs = write_at(other.endpoint, "z")
+        assert theirs is not None
+        assert theirs is not share
+        assert figures(node) == before
+        assert write_at(node.endpoint, "w") is share, "it is found again"
+        lease = theirs.memory.leases, theirs.token
+        assert ProcessLease.is_alive(Path(lease[0]), lease[1])
+        del theirs
+        gc.collect()
+        assert not ProcessLease.is_alive(Path(lease[0]), lease[1]), "nobody has it any more"
+    writer.close()
+    assert held == data
+    assert body_of(node.client(), BUCKET, store.place.key("y")) == data
     reader.close()
     calm(node)
 
