@@ -86,15 +86,30 @@ class Share:
         return ProcessLease.is_alive(Path(self.memory.leases), self.token)
 
     def views(self, extents: Iterable[Extent]) -> list[memoryview]:
-        """The bytes of extents, neighbours joined."""
-        return [self._slabs.view(offset, length) for offset, length in joined(extents)]
+        """The bytes of extents, neighbours joined.
+
+        Raises:
+            OSError, ValueError: they cannot be mapped.
+        """
+        runs = joined(extents)
+        slabs = self._reaching(runs)
+        return [slabs.view(offset, length) for offset, length in runs]
 
     def fresh_views(self, extents: Iterable[Extent]) -> list[memoryview]:
         """As `views`, for bytes that are about to be written."""
         runs = joined(extents)
+        slabs = self._reaching(runs)
         for offset, length in runs:
-            self._slabs.warm(offset, length)
+            slabs.warm(offset, length)
         return self.views(runs)
+
+    def _reaching(self, extents: Sequence[Extent]) -> SlabFile:
+        """The file mapped as far as extents reach: anew where the node's memory became larger. Views of the map before
+        keep it."""
+        end = max((offset + length for offset, length in extents), default=0)
+        if end > self._slabs.size_bytes:
+            self._slabs = SlabFile(Path(self.memory.slabs), end, made=True)
+        return self._slabs
 
     def release(self) -> None:
         """End the lease: what hangs on it goes."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from tiergate_adapters.place import Place
-from tiergate_adapters.route import Route, UnreachableError
+from tiergate_adapters.route import Route, UnreachableError, log
 from tiergate_adapters.slabs import copy, cut, drop_share, together
 from tiergate_adapters.uploads import Upload, release
 
@@ -348,7 +348,12 @@ class ObjectReader(io.RawIOBase):
             return False
         document = reply.document()
         self._pins += [(share, body_uid, tag) for body_uid, tag in document["pins"]]
-        self._windows[window] = [view.toreadonly() for view in share.views(document["extents"])]
+        try:
+            self._windows[window] = [view.toreadonly() for view in share.views(document["extents"])]
+        except (OSError, ValueError) as error:
+            log.info("bytes in the memory of the node cannot be mapped, they are fetched: %s", error)
+            self._may_map = False
+            return False
         return True
 
     def close(self) -> None:

@@ -204,7 +204,10 @@ class Upload:
         if document is None:
             return Asked(code=reply.code)
         extents = [(offset, length) for block in document["extents"] for offset, length in block]
-        return Asked(Room(share, document["grant"], extents, size_bytes, tag))
+        try:
+            return Asked(Room(share, document["grant"], extents, size_bytes, tag))
+        except (OSError, ValueError) as mapping:
+            return Asked(code=f"it cannot be mapped: {mapping}")
 
     def _refused(self, share: Share, code: str) -> None:
         """No room for now, or none for us at all: what is acknowledged need not stay for our sake."""

@@ -43,7 +43,7 @@ class SlabFile:
 
     def __init__(self, path: Path, size_bytes: int, *, writable: bool = True, made: bool = False) -> None:
         """Map `size_bytes` of the file. If `writable` it is made, and made longer, unless it is there (`made`): this
-        process is a guest of its node then.
+        process is a guest of its node then, and maps the file as long as it is.
 
         Raises:
             OSError: the file cannot be opened, lengthened or mapped.
@@ -56,6 +56,7 @@ class SlabFile:
                 raise OSError(errno.EINVAL, "the slab file is shorter than it should be", str(path))
             if found_bytes < size_bytes:
                 os.ftruncate(self._descriptor, size_bytes)
+            size_bytes = max(size_bytes, found_bytes) if made else size_bytes
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
             self._map: mmap.mmap | None = mmap.mmap(self._descriptor, size_bytes, access=access)
             self._whole = memoryview(self._map)
@@ -64,6 +65,14 @@ class SlabFile:
         except BaseException:
             os.close(self._descriptor)
             raise
+        if made:  # A guest only needs the map: once that is gone it must keep nothing of a file that was removed.
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    @property
+    def size_bytes(self) -> int:
+        """How much is mapped."""
+        return len(self._whole)
 
     def view(self, offset: int, length: int) -> memoryview:
         """Bytes [offset, offset + length), writable if the file is. The caller must know them to be
@@ -116,7 +125,8 @@ class SlabFile:
         """Let go of the file. The mapping goes with the last view that somebody still has."""
         self._whole.release()
         self._map = None
-        os.close(self._descriptor)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
 
 
 class ProcessLease:

@@ -435,10 +435,7 @@ def test_no_room_is_no_error(node: RunningNode, store: Store, caplog: pytest.Log
 def test_who_may_not_look_sends_bytes(
     node: RunningNode, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def denied(*_: object, **__: object) -> None:
-        raise PermissionError("no")
-
-    monkeypatch.setattr(slabs, "SlabFile", denied)
+    monkeypatch.setattr(slabs, "SlabFile", _denied)
     data = os.urandom(5 * MIB)
     written(store, "x", data)
     assert body_of(node.client(), BUCKET, store.place.key("x")) == data
@@ -574,6 +571,51 @@ def test_endpoint_that_leads_to_several_nodes_ends_nothing(
     assert body_of(node.client(), BUCKET, store.place.key("y")) == data
     reader.close()
     calm(node)
+
+
+def test_node_comes_back_with_another_limit(
+    origin: MotoOrigin, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was mapped before stays as it is; what lies beyond it is mapped, or goes over HTTP where that cannot be."""
+    data = [os.urandom(16 * MIB) for _ in range(7)]
+
+    def write_and_read(node: RunningNode, name: str) -> int:
+        """How many objects were written into memory and read there."""
+        before = moved(node, "memory_grants_total", "read_mapped_total")
+        for index, body in enumerate(data):
+            written(store, f"{name}{index}", body, size_bytes=len(body))
+            with store.open(f"{name}{index}") as reader:
+                assert reader.range(0, len(body)) == body
+            node.wait_settled()
+        grants, maps = moved(node, "memory_grants_total", "read_mapped_total")
+        return int(min(grants - before[0], maps - before[1]))
+
+    with RunningNode(origin.endpoint, memory_limit="64MiB", keep_ports=True) as node:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", node.endpoint)
+        written(store, "first", data[0])
+        share = store.route.share()
+        assert share is not None
+        reader = store.open("first")
+        held = reader.range(0, len(data[0]))
+        for limit in ("384MiB", "320MiB"):
+            node.wait_settled()
+            node.stop()
+            node._memory_limit = limit
+            node.start()
+            if limit == "384MiB":
+                with monkeypatch.context() as patch:
+                    patch.setattr(slabs, "SlabFile", _denied)
+                    write_and_read(node, limit)
+                assert "cannot be mapped" in caplog.text
+            assert write_and_read(node, f"{limit}-") == len(data)
+        assert store.route.share() is share
+        assert held == data[0]
+        reader.close()
+        calm(node)
+
+
+def _denied(*_: object, **__: object) -> None:
+    raise PermissionError("no")
 
 
 def test_threads_share_a_store(node: RunningNode, store: Store) -> None:

@@ -103,3 +103,20 @@ def test_slabs_reopened_larger_keep_their_bytes(tmp_path: Path) -> None:
     two.grow(0, 16384)
     assert bytes(two.view(0, 2)) == b"ab"
     two.close()
+
+
+def test_guest_maps_the_file_as_long_as_it_is_and_keeps_nothing_else_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "slabs"
+    mine = SlabFile(path, 4 << 20)
+    mine.grow(0, 4 << 20)
+    before = len(os.listdir("/proc/self/fd"))
+    guest = SlabFile(path, 1 << 20, made=True)
+    assert guest.size_bytes == 4 << 20
+    guest.view(3 << 20, 3)[:] = b"abc"
+    assert bytes(mine.view(3 << 20, 3)) == b"abc"
+    with pytest.raises(OSError, match="shorter"):
+        SlabFile(path, 5 << 20, made=True)
+    guest.close()
+    del guest
+    assert len(os.listdir("/proc/self/fd")) == before
+    mine.close()
