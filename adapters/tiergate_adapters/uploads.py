@@ -300,8 +300,9 @@ class Upload:
         except (BotoCoreError, HTTPClientError) as error:
             log.info("the gateway did not take a body from memory, it is sent: %s", error)
             return ""
-        if reply.is_done:
-            self.ack = reply.headers.get(ACK_HEADER, "")
+        # Anybody else takes a request without a body for an empty one: what is sent then replaces that.
+        if reply.is_done and reply.is_gateways and ACK_HEADER in reply.headers:
+            self.ack = reply.headers[ACK_HEADER]
             return reply.headers["etag"]
         log.info("the gateway does not take a body from memory, it is sent: %s", reply.code)
         return ""

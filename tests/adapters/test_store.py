@@ -241,8 +241,9 @@ def test_room_asked_for_ahead_and_not_needed_is_given_back(
 
 def test_object_of_a_length_said_is_written_in_rooms_that_were_asked_for_ahead(node: RunningNode, store: Store) -> None:
     data = os.urandom(45 * MIB)
-    (before,) = moved(node, "memory_grants_total")
+    (before,), sent = moved(node, "memory_grants_total"), ingested(node)
     written(store, "x", data, size_bytes=len(data))
+    assert ingested(node) - sent == len(data), "each part was taken once"
     assert moved(node, "memory_grants_total") == [before + 3], "of 16 MiB, a sixteenth of the memory, or less"
     assert body_of(node.client(), BUCKET, store.place.key("x")) == data
 
@@ -534,6 +535,29 @@ def test_child_ends_nothing_of_its_parent(node: RunningNode, store: Store) -> No
     calm(node)
 
 
+def lead(store: Store, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on its endpoint leads elsewhere, which it does not know."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    store.route._clients.clear()
+    store.route._endpoint = None
+
+
+@pytest.mark.parametrize("size_bytes", [2 * MIB, 23 * MIB])
+def test_endpoint_that_leads_to_s3_meanwhile_is_sent_the_bytes(
+    origin: MotoOrigin, node: RunningNode, store: Store, monkeypatch: pytest.MonkeyPatch, size_bytes: int
+) -> None:
+    data = os.urandom(size_bytes)
+    writer = store.create("x", size_bytes=size_bytes)
+    writer.write(data[: 2 * MIB])
+    lead(store, origin.endpoint, monkeypatch)
+    writer.write(data[2 * MIB :])
+    writer.close()
+    assert writer.ack == ""
+    direct = origin.client()
+    assert body_of(direct, BUCKET, store.place.key("x")) == data
+    direct.close()
+
+
 def test_endpoint_that_leads_to_several_nodes_ends_nothing(
     origin: MotoOrigin, node: RunningNode, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -549,9 +573,7 @@ def test_endpoint_that_leads_to_several_nodes_ends_nothing(
     before = figures(node)
 
     def write_at(endpoint: str, name: str) -> slabs.Share | None:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        store.route._clients.clear()
-        store.route._endpoint = None
+        lead(store, endpoint, monkeypatch)
         written(store, name, data)
         return store.route.share()
 
