@@ -1,6 +1,7 @@
 """P11 Crash-only."""
 
 import os
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,24 @@ from tiergate.testing.objects import body_of, listed, uploads_of
 from tiergate.testing.rules import Answer, Gate, Hold
 
 MIB = 1 << 20
+
+
+def half_put(endpoint: str, bucket: str, key: str) -> HTTPConnection:
+    """A PUT of 2 MiB, of which half is sent."""
+    connection = HTTPConnection(endpoint.removeprefix("http://"), timeout=30)
+    connection.putrequest("PUT", f"/{bucket}/{key}")
+    connection.putheader("Content-Length", str(2 * MIB))
+    connection.endheaders(b"a" * MIB)
+    return connection
+
+
+def kept_alive(endpoint: str) -> socket.socket:
+    """A connection on which a request was answered."""
+    host, _, port = endpoint.removeprefix("http://").partition(":")
+    connection = socket.create_connection((host, int(port)), timeout=30)
+    connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert connection.recv(1 << 16).startswith(b"HTTP/1.1 ")
+    return connection
 
 
 @pytest.mark.semantics("P11.1", "P11.2")
@@ -153,3 +172,35 @@ def test_node_that_cannot_bring_all_away_says_what_it_keeps_and_goes_on_with_it(
     node.wait_settled()
     assert body_of(direct, bucket, "run/step_1/__0_0.distcp") == b"x"
     assert node.stop() == 0
+
+
+@pytest.mark.semantics("P11.9")
+def test_body_that_arrives_while_the_node_stops_is_taken(start_node: StartNode, direct: Any, bucket: str) -> None:
+    node = start_node()
+    idle, connection = kept_alive(node.endpoint), half_put(node.endpoint, bucket, "k")
+    with idle, ThreadPoolExecutor(1) as pool:
+        node.wait_status("receiving", lambda status: status["memory"]["receiving_bytes"] > 0)
+        stopping = pool.submit(node.stop)
+        while idle.recv(1 << 16):  # Ends at once, though a request is in flight beside it.
+            pass
+        assert not stopping.done()
+        # What comes behind the body was not asked for in time.
+        connection.send(b"b" * MIB + f"PUT /{bucket}/late HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
+        assert connection.sock is not None
+        answer = connection.sock.makefile("rb").read()
+        connection.close()
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert stopping.result() == 0
+    assert [key for key, _, _ in listed(direct, bucket)] == ["k"]
+    assert body_of(direct, bucket, "k") == b"a" * MIB + b"b" * MIB
+
+
+@pytest.mark.semantics("P11.9")
+def test_body_that_does_not_come_holds_a_stop_up_for_the_grace_only(start_node: StartNode, bucket: str) -> None:
+    node = start_node("--shutdown-grace", "200ms")
+    connection = half_put(node.endpoint, bucket, "k")
+    node.wait_status("receiving", lambda status: status["memory"]["receiving_bytes"] > 0)
+    assert node.stop() == 0
+    connection.close()
+    assert "did not stop in time" not in node.log

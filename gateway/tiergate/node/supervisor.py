@@ -26,6 +26,9 @@ from tiergate.node.listeners import Listeners
 from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
 
+WORKER_GRACE_S = 5.0
+"""So long workers may take, beside `shutdown_grace`, to end what is still in flight then."""
+
 BACKGROUND_GRACE_S = 20.0
 """So long the background may take, beside what `drain` allows, to hand over what is left and to end."""
 
@@ -307,7 +310,7 @@ class Supervisor:
             return
         log.info("stopping", signal=signal.Signals(number).name, grace_s=self._settings.shutdown_grace_s)
         self._lock.announce_end()
-        self._stop_by_s = self._clock.monotonic_s() + self._settings.shutdown_grace_s
+        self._stop_by_s = self._clock.monotonic_s() + self._settings.shutdown_grace_s + WORKER_GRACE_S
         # Our copies go first: once a worker closes its own, new connections are refused and not left waiting.
         self._listeners.close()
         for child in self._children:

@@ -26,6 +26,9 @@ READ_BUFFER_BYTES = 1 << 20
 """How much of a body may wait in a connection before reading from the socket pauses."""
 
 
+LAST_S = 1.0
+"""So long a request may take to end once it is told that its time is over."""
+
 EXCESS_HEADER_TIMEOUT_S = 2.0
 """How long a connection beyond the bound may take to send the request that is answered 503."""
 
@@ -63,9 +66,35 @@ class S3Connection(RequestHandler):
             self._excess.cancel()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        closing, is_forced = self._close, self._force_close
+        if closing and not is_forced and self._is_busy:
+            # aiohttp would drop the rest of a body; what is pipelined behind it is not answered any more.
+            self._close = False
+            try:
+                super().data_received(data)
+            finally:
+                self._close = True
+        else:
+            super().data_received(data)
         if self._messages and isinstance(self._messages[-1][0], _ErrInfo):
             self._break_body()
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether a request has come that is not done with: the connection does not wait for the next one."""
+        task = self._task_handler
+        return bool(self._messages) or (self._waiter is None and task is not None and not task.done())
+
+    async def shutdown(self, timeout: float | None = 15.0) -> None:  # noqa: ASYNC109 - as aiohttp has it
+        """End an idle connection at once, a busy one after its request, and one that takes longer than `timeout` in the
+        middle of it."""
+        self.close()
+        task = self._task_handler
+        if task is not None:
+            await asyncio.wait((task,), timeout=timeout)
+        await super().shutdown(LAST_S)
+        if task is not None:
+            await asyncio.wait((task,), timeout=LAST_S)
 
     def _break_body(self) -> None:
         """Tell the reader of a body whose HTTP framing failed after its head had been handed out.
