@@ -203,6 +203,22 @@ def test_stubborn_worker_is_killed_after_the_grace(starter: Starter) -> None:
     assert "did not stop in time" in node.log.read_text()
 
 
+def test_worker_killed_while_the_node_stops_is_told_to_the_background(starter: Starter) -> None:
+    for name in ("worker-1", "background-0"):
+        (starter.folder / f"stubborn-{name}").touch()
+    node = starter.ready(shutdown_grace_s="1h")
+    worker, (_, background) = node.ask_until("worker-1"), node.ask(node.admin)
+    node.process.send_signal(signal.SIGTERM)
+    eventually("stopping", lambda: "stopping" in node.log.read_text())
+    os.kill(worker, signal.SIGKILL)
+    deaths = starter.folder / "deaths"
+    eventually("the background knows", lambda: deaths.exists() and deaths.read_text() == "1")
+    (starter.folder / "stubborn-background-0").unlink()
+    with suppress(ProcessLookupError):  # It may have been told only now.
+        os.kill(background, signal.SIGTERM)
+    assert node.process.wait(DEADLINE_S) == 0
+
+
 def test_port_is_closed_as_soon_as_the_workers_have_stopped(starter: Starter) -> None:
     node = starter.ready(shutdown_grace_s="1h")
     (starter.folder / "stubborn-background-0").touch()

@@ -260,6 +260,9 @@ class Supervisor:
     def _on_death(self, child: _Child) -> None:
         status = self._bury(child)
         if self._stop_by_s is not None:
+            if child.role is ChildRole.WORKER and status != 0:
+                log.warning("process died", child=child.name, status=_how(status))
+                os.eventfd_write(self._deaths_fd, 1)
             self._go_on_stopping()
             return
         how = _how(status)
