@@ -204,3 +204,31 @@ def test_body_that_does_not_come_holds_a_stop_up_for_the_grace_only(start_node: 
     assert node.stop() == 0
     connection.close()
     assert "did not stop in time" not in node.log
+
+
+@pytest.mark.semantics("P11.9")
+@pytest.mark.parametrize("fault", ["error", "hang"])
+def test_set_in_memory_that_cannot_be_judged_keeps_nothing_else_from_the_origin(
+    start_node: StartNode, direct: Any, proxy: FaultyOrigin, bucket: str, fault: str
+) -> None:
+    drain = "1h" if fault == "error" else "3s"
+    node = start_node("--drain", drain, "--prefix", f"{{uri = 's3://{bucket}/run/', persist = 'none'}}")
+    client, sending, asked = node.client(), Gate(), Gate()
+    proxy.inject(Hold(sending), operation="PutObject", where=lambda seen: seen.bucket == bucket, times=None)
+    for key in ("run/step_1/__0_0.distcp", "run/step_1/.metadata", "other/a"):
+        client.put_object(Bucket=bucket, Key=key, Body=b"x")
+    sending.wait_reached()
+    answer = Answer(404, "NoSuchBucket") if fault == "error" else Hold(asked)
+    proxy.inject(answer, operation="ListObjectsV2", where=lambda seen: seen.bucket == bucket, times=None)
+    with ThreadPoolExecutor(1) as pool:
+        stopping = pool.submit(node.stop)
+        node.wait_until("its clients are answered", lambda: "draining" in node.log)
+        sending.release()
+        assert stopping.result() == LEFT_BEHIND_STATUS
+    asked.release()
+    proxy.heal()
+    assert [key for key, _, _ in listed(direct, bucket)] == ["other/a"]
+    said = node.log.splitlines()[-20:]
+    assert any(
+        f"s3://{bucket}/run/step_1/" in line and "in the memory folder of this node only" in line for line in said
+    )

@@ -63,6 +63,9 @@ RECOVER_AGAIN_S = 1.0
 HAND_OVER_S = 10.0
 """So long a node that stops may take, beside what `drain` allows, to read what it owes and hand it over."""
 
+COUNT_S = 5.0
+"""So long it may take to name what is left where that did not end in time."""
+
 NICENESS = 5
 """Where processors are short, clients come before write-back."""
 
@@ -256,19 +259,21 @@ class Background:
     async def _wind_up(self, uploading: "asyncio.Task[None]") -> None:
         """Before this node ends: what it owes goes to the origin, for at most `drain`, then to peers if it has any."""
         rooms, report = self._rooms, self._report
+        drain_s = rooms.settings.drain_s
         drain = Drain(rooms.directory, self._uploader, rooms.clock, self._standing, self._peers())
+        promoting = asyncio.create_task(self._keeper.promote_newest() if drain_s else asyncio.sleep(0))
         try:
-            async with asyncio.timeout(rooms.settings.drain_s + HAND_OVER_S):
-                if rooms.settings.drain_s:
-                    await self._keeper.promote_newest()
-                await drain.to_origin(rooms.settings.drain_s, report)
-                uploading.cancel()
-                await asyncio.wait((uploading,))
+            async with asyncio.timeout(drain_s + HAND_OVER_S):
+                await drain.to_origin(drain_s, report, promoting)
+                for task in (uploading, promoting):
+                    task.cancel()
+                await asyncio.wait((uploading, promoting))
                 await drain.to_peers(report)
         except (TiergateError, TimeoutError) as error:
             log.error("what is owed cannot be read or handed over in time, and stays where it is", error=error)
-            report.left.count += 1
-            return
+            await count_left(drain, report)
+        finally:
+            promoting.cancel()
         report.tell()
 
     def _peers(self) -> Peers | None:
@@ -302,6 +307,16 @@ class Background:
             while not await self._recover():
                 await self._rooms.clock.sleep(RECOVER_AGAIN_S)
             self._rooms.wake()  # What it was doing may have held writes back.
+
+
+async def count_left(drain: Drain, report: Report) -> None:
+    """Name what is left where the drain did not come to its end; it counts as something where that fails too."""
+    try:
+        async with asyncio.timeout(COUNT_S):
+            await drain.count_left(report)
+    except (TiergateError, TimeoutError) as error:
+        log.error("what is left cannot be read", error=error)
+        report.left.count += 1
 
 
 async def wake_at_changes(cluster: "Cluster", survivors: Survivors) -> None:

@@ -3,6 +3,7 @@
 Whatever is left after that is named, since it is in this node's memory folder only.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -62,6 +63,14 @@ class Report:
     handed_over: Amount = field(default_factory=Amount)
     left: Amount = field(default_factory=Amount)
     sets: list[str] = field(default_factory=list)
+    given: set[str] = field(default_factory=set)
+    """The uids of what was handed over."""
+
+    def leave(self, write: Pending) -> None:
+        self.left.add(write)
+        place = uri_of(write.name.bucket, scope_of(write.name.key))
+        if place not in self.sets:
+            self.sets.append(place)
 
     @property
     def status(self) -> int:
@@ -102,9 +111,11 @@ class Drain:
         self._standing = standing
         self._cluster = cluster
 
-    async def to_origin(self, drain_s: float, report: Report) -> list[Pending]:
+    async def to_origin(
+        self, drain_s: float, report: Report, promoting: "asyncio.Task[None] | None" = None
+    ) -> list[Pending]:
         """Let the running uploader send, newest checkpoints first, until nothing that it may send is owed or `drain_s`
-        is over; what is owed then. The caller then stops it.
+        is over; what is owed then. The caller then stops it. While `promoting` runs, more may come to be owed.
 
         Raises:
             OverloadedError: the directory does not answer, and it is over.
@@ -114,6 +125,7 @@ class Drain:
         until_s = self._clock.monotonic_s() + drain_s
         seen: dict[str, Pending] = {}
         while True:
+            is_all = promoting is None or promoting.done()
             try:
                 owed = await self._directory.pending()
             except OverloadedError as error:
@@ -127,20 +139,34 @@ class Drain:
                 if uid not in now:
                     report.sent.add(write)
             seen = now
-            if all(write.quarantined for write in owed) or self._clock.monotonic_s() >= until_s:
+            is_done = is_all and all(write.quarantined for write in owed)
+            if is_done or self._clock.monotonic_s() >= until_s:
                 return owed
             await self._clock.sleep(LOOK_S)
 
     async def to_peers(self, report: Report) -> None:
         """With the uploader at rest: hand over what is still owed, or kept in memory only, and count what is left."""
-        for write in (*newest_first(await self._directory.pending()), *await self._directory.parked()):
+        for write in await self._kept():
             if self._cluster is not None and await self._hand_over(self._cluster, write):
                 report.handed_over.add(write)
-                continue
-            report.left.add(write)
-            place = uri_of(write.name.bucket, scope_of(write.name.key))
-            if place not in report.sets:
-                report.sets.append(place)
+                report.given.add(write.uid)
+            else:
+                report.leave(write)
+
+    async def count_left(self, report: Report) -> None:
+        """Where the drain did not come to its end: count what is owed and was not handed over.
+
+        Raises:
+            OverloadedError: the directory does not answer.
+        """
+        kept = await self._kept()
+        report.left, report.sets = Amount(), []
+        for write in kept:
+            if write.uid not in report.given:
+                report.leave(write)
+
+    async def _kept(self) -> list[Pending]:
+        return [*newest_first(await self._directory.pending()), *await self._directory.parked()]
 
     async def _hand_over(self, cluster: "Peers", write: Pending) -> bool:
         """Whether another node has what is needed to bring the write to the origin."""

@@ -139,13 +139,19 @@ class Keeper:
 
     async def promote_newest(self) -> None:
         """Before this node stops: of each run of which something is parked in its care, the newest complete set goes to
-        the origin."""
-        for run in self._runs:
-            own = [write for write in await self._directory.parked() if self._is_in(write.name, run)]
-            if own:
+        the origin. A run that fails, or hangs, keeps no other from it."""
+        await asyncio.gather(*(self._promote_newest_of(run) for run in self._runs))
+
+    async def _promote_newest_of(self, run: PrefixSettings) -> None:
+        try:
+            if any(self._is_in(write.name, run) for write in await self._directory.parked()):
                 look = await self._look(run)
                 await self._fill(look)
                 await self._promote_first(look, await self._newest_complete(look.newest_first(), quiet_s=0.0))
+        except TiergateError as error:
+            log.error("the newest set of a run in memory cannot be promoted", prefix=run.prefix, error=error)
+        except Exception as error:  # Whatever it is: what else is owed must not suffer.
+            log.exception("promoting the newest set of a run failed unexpectedly", prefix=run.prefix, error=error)
 
     def _is_in(self, name: ObjectName, run: PrefixSettings) -> bool:
         return name.bucket == run.bucket and self._promotion.run_of(name) == run.prefix
