@@ -158,6 +158,10 @@ class ChildContext:
         """Tell the node with which status it should end, for what is left in its memory folder only."""
         _report(self.ready_fd, {"status": status})
 
+    def report_counting(self) -> None:
+        """Tell the node that what is left is counted now: what its workers acknowledge after this may be missing."""
+        _report(self.ready_fd, {"counting": True})
+
     def report_drained(self) -> None:
         """Tell the node, which is stopping, that this worker of a cluster has answered its clients. It goes on for its
         peers until it gets a second SIGTERM."""

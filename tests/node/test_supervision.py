@@ -101,6 +101,11 @@ class Node:
         """The pid of a child, found by asking until it is the one that answers."""
         return eventually(f"{name} answers", lambda: dict([self.ask()]).get(name, 0))
 
+    def wait_background_told(self) -> None:
+        """Until the node, which is stopping, tells its background."""
+        words = "told to stop .*child=background-0"
+        eventually("the background is told", lambda: re.search(words, self.log.read_text()))
+
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.process.wait(DEADLINE_S)
@@ -195,6 +200,26 @@ def test_sigterm_during_start_exits_0_without_orphan(starter: Starter) -> None:
     assert not any(map(is_alive, node.children))
 
 
+def test_sigterm_during_start_on_memory_that_was_used_counts_as_leaving_something(starter: Starter) -> None:
+    (starter.memory / "index").mkdir(parents=True)
+    (starter.memory / "index" / "data.mdb").touch()
+    node = starter.start()
+    node.children = eventually("children", lambda: children_of(node.process.pid))
+    assert node.stop() == LEFT_BEHIND_STATUS
+
+
+def test_background_that_counted_before_the_workers_were_done_is_not_believed(starter: Starter) -> None:
+    (starter.folder / "stubborn-worker-1").touch()
+    node = starter.ready(shutdown_grace_s="1h")
+    worker, (_, background) = node.ask_until("worker-1"), node.ask(node.admin)
+    node.process.send_signal(signal.SIGTERM)
+    eventually("stopping", lambda: "stopping" in node.log.read_text())
+    os.kill(background, signal.SIGTERM)
+    eventually("the background is gone", lambda: not is_alive(background))
+    os.kill(worker, signal.SIGKILL)
+    assert node.process.wait(DEADLINE_S) == LEFT_BEHIND_STATUS
+
+
 def test_stubborn_worker_is_killed_after_the_grace(starter: Starter) -> None:
     node = starter.ready(shutdown_grace_s="200ms")
     (starter.folder / "stubborn-worker-1").touch()
@@ -207,16 +232,13 @@ def test_worker_killed_while_the_node_stops_is_told_to_the_background(starter: S
     for name in ("worker-1", "background-0"):
         (starter.folder / f"stubborn-{name}").touch()
     node = starter.ready(shutdown_grace_s="1h")
-    worker, (_, background) = node.ask_until("worker-1"), node.ask(node.admin)
+    worker = node.ask_until("worker-1")
     node.process.send_signal(signal.SIGTERM)
     eventually("stopping", lambda: "stopping" in node.log.read_text())
     os.kill(worker, signal.SIGKILL)
     deaths = starter.folder / "deaths"
     eventually("the background knows", lambda: deaths.exists() and deaths.read_text() == "1")
-    (starter.folder / "stubborn-background-0").unlink()
-    with suppress(ProcessLookupError):  # It may have been told only now.
-        os.kill(background, signal.SIGTERM)
-    assert node.process.wait(DEADLINE_S) == 0
+    assert node.stop() == LEFT_BEHIND_STATUS
 
 
 def test_port_is_closed_as_soon_as_the_workers_have_stopped(starter: Starter) -> None:
@@ -287,10 +309,11 @@ def test_peers_are_answered_until_the_background_of_a_stopping_member_is_done(st
     _, background = node.ask(node.admin)
     node.process.send_signal(signal.SIGTERM)
     eventually("clients are refused", lambda: is_refused(node.listen))
+    node.wait_background_told()
     assert node.peers is not None
     assert {node.ask(node.peers)[0] for _ in range(50)} == {"worker-0", "worker-1"}
     (starter.folder / "stubborn-background-0").unlink()
-    with suppress(ProcessLookupError):  # It may have been told only now.
+    with suppress(ProcessLookupError):  # It may have heard of it only now.
         os.kill(background, signal.SIGTERM)
     assert node.process.wait(DEADLINE_S) == 0
     assert is_refused(node.peers)
@@ -303,10 +326,11 @@ def test_worker_of_a_stopping_member_that_dies_holds_nothing_up(starter: Starter
     _, background = node.ask(node.admin)
     node.process.send_signal(signal.SIGTERM)
     eventually("clients are refused", lambda: is_refused(node.listen))
+    node.wait_background_told()
     for pid in set(node.children) - {background}:
         os.kill(pid, signal.SIGKILL)
     (starter.folder / "stubborn-background-0").unlink()
-    with suppress(ProcessLookupError):  # It may have been told only now.
+    with suppress(ProcessLookupError):  # It may have heard of it only now.
         os.kill(background, signal.SIGTERM)
     assert node.process.wait(DEADLINE_S) == 0
 

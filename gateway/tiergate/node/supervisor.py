@@ -124,7 +124,10 @@ class Supervisor:
         self._children += [_Child(ChildRole.WORKER, i, *own) for i, own in enumerate(sockets)]
         self._was_ready = False
         self._stop_by_s: float | None = None
+        # A folder without an index owes nothing until a worker was ready in it.
+        self._may_owe = any(folders.index.iterdir())
         self._status: int | None = None
+        self._counts_last: bool | None = None
         # A member may have to wait for an earlier one of its name to go.
         self._start_timeout_s = START_TIMEOUT_S + (4 * settings.lease_s if settings.cluster else 0.0)
 
@@ -149,7 +152,7 @@ class Supervisor:
                 os.close(self._deaths_fd)
         if self._status is None:
             # Its background did not come to say what is left.
-            return LEFT_BEHIND_STATUS if self._was_ready else 0
+            return LEFT_BEHIND_STATUS if self._may_owe else 0
         return self._status
 
     def _turn(self) -> None:
@@ -261,7 +264,8 @@ class Supervisor:
         status = self._bury(child)
         if self._stop_by_s is not None:
             if child.role is ChildRole.WORKER and status != 0:
-                log.warning("process died", child=child.name, status=_how(status))
+                if status != -signal.SIGTERM:
+                    log.warning("process died", child=child.name, status=_how(status))
                 os.eventfd_write(self._deaths_fd, 1)
             self._go_on_stopping()
             return
@@ -292,15 +296,13 @@ class Supervisor:
         status = child.process.wait()
         self._selector.unregister(child.pid_fd)
         os.close(child.pid_fd)
-        if child.ready_fd >= 0:
-            try:
-                while data := os.read(child.ready_fd, 65536):
-                    child.said += data
-            except BlockingIOError:
-                pass  # somebody it had started still holds its end
-            self._forget_ready_fd(child)
+        _hear(child)
+        self._forget_ready_fd(child)
         child.process, child.pid_fd = None, -1
-        self._status = _said(child.said).get("status", self._status)
+        if child.role is ChildRole.BACKGROUND:
+            self._status = _said(child.said).get("status") if self._counts_last else None
+        elif b'"ready"' in child.said:
+            self._may_owe = True
         return status
 
     # -- stopping
@@ -332,12 +334,17 @@ class Supervisor:
         if now[0].role is ChildRole.BACKGROUND:
             self._admin.close()
             grace_s += self._settings.drain_s
+            if self._counts_last is None:
+                # If it was told by others, it may have counted before the last requests were answered.
+                _hear(now[0])
+                self._counts_last = not any(word in now[0].said for word in (b'"counting"', b'"status"'))
         elif self._peers:
             self._peers.close()
         now_s = self._clock.monotonic_s()
         self._stop_by_s = max(self._stop_by_s or now_s, now_s + grace_s)
         for child in now:
             if child.process:
+                log.debug("process told to stop", child=child.name, pid=child.pid)
                 child.process.terminate()
 
     def _next_to_stop(self) -> list[_Child]:
@@ -402,6 +409,15 @@ def _spawn(name: str, handoff_fd: int, inherited: tuple[int, ...]) -> subprocess
         env=environment,
         process_group=0,
     )
+
+
+def _hear(child: _Child) -> None:
+    """Read what a child has written by now."""
+    try:
+        while child.ready_fd >= 0 and (data := os.read(child.ready_fd, 65536)):
+            child.said += data
+    except BlockingIOError:
+        pass
 
 
 def _said(data: bytes) -> dict[str, Any]:

@@ -268,9 +268,11 @@ class Background:
                 for task in (uploading, promoting):
                     task.cancel()
                 await asyncio.wait((uploading, promoting))
+                self._context.report_counting()
                 await drain.to_peers(report)
         except (TiergateError, TimeoutError) as error:
             log.error("what is owed cannot be read or handed over in time, and stays where it is", error=error)
+            self._context.report_counting()
             await count_left(drain, report)
         finally:
             promoting.cancel()
