@@ -232,3 +232,27 @@ def test_set_in_memory_that_cannot_be_judged_keeps_nothing_else_from_the_origin(
     assert any(
         f"s3://{bucket}/run/step_1/" in line and "in the memory folder of this node only" in line for line in said
     )
+
+
+@pytest.mark.semantics("P11.9")
+def test_overwrite_in_place_that_a_stop_cuts_leaves_the_origin_its_set(
+    start_node: StartNode, direct: Any, bucket: str
+) -> None:
+    node = start_node("--drain", "1h", "--marker-hold", "10m")
+    client = node.client()
+    members = [f"run/step_1/__{rank}_0.distcp" for rank in range(3)]
+    before = dict.fromkeys([*members, "run/step_1/.metadata"], b"before")
+    for key, body in before.items():
+        client.put_object(Bucket=bucket, Key=key, Body=body)
+    node.wait_settled()
+    for key in members[:2]:
+        client.put_object(Bucket=bucket, Key=key, Body=b"after")
+    client.put_object(Bucket=bucket, Key="other", Body=b"x")
+    assert node.stop() == LEFT_BEHIND_STATUS
+    assert {key: body_of(direct, bucket, key) for key, _, _ in listed(direct, bucket)} == before | {"other": b"x"}
+    node.start()
+    for key in (members[2], "run/step_1/.metadata"):
+        node.client().put_object(Bucket=bucket, Key=key, Body=b"after")
+    assert node.stop() == 0
+    after = dict.fromkeys(before, b"after") | {"other": b"x"}
+    assert {key: body_of(direct, bucket, key) for key, _, _ in listed(direct, bucket)} == after

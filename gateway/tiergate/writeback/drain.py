@@ -124,8 +124,10 @@ class Drain:
         self._uploader.hurry()
         until_s = self._clock.monotonic_s() + drain_s
         seen: dict[str, Pending] = {}
+        is_all = is_promoted = promoting is None
         while True:
-            is_all = promoting is None or promoting.done()
+            # One round later: the uploader has looked by then.
+            is_all, is_promoted = is_promoted, promoting is None or promoting.done()
             try:
                 owed = await self._directory.pending()
             except OverloadedError as error:
@@ -139,8 +141,10 @@ class Drain:
                 if uid not in now:
                     report.sent.add(write)
             seen = now
-            is_done = is_all and all(write.quarantined for write in owed)
-            if is_done or self._clock.monotonic_s() >= until_s:
+            stays = self._uploader.stays(owed)
+            if is_all and all(write.quarantined or write.uid in stays for write in owed):
+                return owed
+            if self._clock.monotonic_s() >= until_s:
                 return owed
             await self._clock.sleep(LOOK_S)
 

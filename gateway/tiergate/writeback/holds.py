@@ -1,7 +1,10 @@
 """What is held of committed sets that are overwritten in place (`tiergate.writeback.renewal`), and for how long.
 
-A hold ends by itself: when it has lasted for its bound, when memory fills, or when the node is to stop. The set's
-marker is withdrawn then as soon as one of the new objects has its turn, and after that nothing is held any more.
+A hold ends by itself: when it has lasted for its bound, or when memory fills. The set's marker is withdrawn then as
+soon as one of the new objects has its turn, and after that nothing is held any more.
+
+When the node is to stop, no marker will come any more. What is held for one that was not written anew stays held, also
+in full memory, and here: half of a set is worth nothing, and to send it would cost the whole one in the origin.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,22 +46,24 @@ class Holds:
         self._bounds = bounds
         self._since_s: dict[Scope, float] = {}
         """Since when, by the wall, each set has been held without a break."""
-        self._are_over = bounds.hold_s <= 0.0
+        self._are_off = bounds.hold_s <= 0.0
+        self._is_stopping = False
         self._has_room = True
         self.sets: dict[Scope, StandingSet | None] = {}
 
-    def end(self) -> None:
-        """Hold nothing any more, from the next look on."""
-        self._are_over = True
+    def stop(self) -> None:
+        """The node is to stop: from the next look on, hold only what belongs to a set no marker of which is pending.
+        Nothing where all waits for what is held."""
+        self._is_stopping = True
 
     @property
     def any(self) -> bool:
         """Whether something was held at the last look. Nobody tells when memory fills, so look again soon."""
-        return bool(self._since_s) and not self._are_over
+        return bool(self._since_s) and not self._are_off
 
     async def look(self, owed: Sequence[Pending]) -> None:
         """Learn anew which sets are held, of all that this node owes."""
-        concerned = [] if self._are_over else [write for write in owed if self._is_concerned(write)]
+        concerned = [] if self._are_off else [write for write in owed if self._is_concerned(write)]
         folders: dict[Scope, Pending] = {}
         for write in concerned:
             if len(folders) < FOLDERS_COUNT:
@@ -80,7 +85,7 @@ class Holds:
 
     async def ask(self, write: Pending) -> None:
         """Learn anew whether one write, which is about to have its turn, is held."""
-        if self._are_over or not self._is_concerned(write):
+        if self._are_off or not self._is_concerned(write):
             return
         sets = await sets_around(self._directory, write)
         held = held_by(write, sets)
@@ -91,11 +96,14 @@ class Holds:
             self.sets[scope] = self._bounded(scope, found)
 
     def _is_concerned(self, write: Pending) -> bool:
-        return may_be_held(write) and self._fence_of(write.name) is not FenceMode.OFF
+        mode = self._fence_of(write.name)
+        return may_be_held(write) and mode is not FenceMode.OFF and not (self._is_stopping and mode is FenceMode.STRICT)
 
     def _bounded(self, scope: Scope, found: StandingSet | None) -> StandingSet | None:
         """With the end of its hold."""
-        if found is None or scope not in self._since_s or not self._has_room:
+        if found is None or scope not in self._since_s:
+            return found
+        if found.renewed if self._is_stopping else not self._has_room:
             return found
         return replace(found, until_s=self._since_s[scope] + self._bounds.hold_s)
 

@@ -27,7 +27,7 @@ from tiergate.observe.logs import get_logger
 from tiergate.observe.metrics import Metrics
 from tiergate.policy.backoff import delay_s
 from tiergate.writeback.due import Limits, plan
-from tiergate.writeback.fence import Blocked
+from tiergate.writeback.fence import Blocked, Reason
 from tiergate.writeback.gate import Gate
 from tiergate.writeback.sender import MissingBytesError, Sender
 
@@ -94,6 +94,7 @@ class Uploader:
         self._slots = slots
         self._look_again_s = FIRST_LOOK_AGAIN_S
         self._in_the_way: frozenset[str] = frozenset()
+        self._is_hurried = self._has_looked = False
         self.in_order: Callable[[Sequence[Pending]], Sequence[Pending]] = by_place
         """In which order what is owed is begun."""
         gate.on_wait = self._begin_next
@@ -109,8 +110,9 @@ class Uploader:
         self._changed.set()
 
     def hurry(self) -> None:
-        """The node is to stop: forget all waits after failures, and hold nothing for sets to be whole."""
-        self._gate.holds.end()
+        """The node is to stop: forget all waits after failures, and hold nothing for sets that are being sent anew."""
+        self._gate.holds.stop()
+        self._is_hurried = True
         self.retry_now()
 
     @property
@@ -124,6 +126,24 @@ class Uploader:
         view = None if self._gate.is_shared else self._gate.view_of(pending)
         found = [(write, self._gate.blocked(write, view)) for write in pending if not write.quarantined]
         return [(write, blocked) for write, blocked in found if blocked is not None]
+
+    def stays(self, pending: Sequence[Pending]) -> set[str]:
+        """The uids of those that are not sent before this node stops: held for a marker that does not come, or waiting
+        for such. None are known before the first look after `hurry`, and while anything is being sent."""
+        names: set[ObjectName] = set()
+        stays: set[str] = set()
+        is_idle = self._has_looked and len(self._tasks) <= len(self._gate.waiting)
+        held_back = self.held_back(pending) if is_idle and self._gate.holds.any else []
+        while True:
+            more = [
+                write
+                for write, blocked in held_back
+                if write.uid not in stays and (blocked.reason is Reason.SET_STANDS or blocked.waits_for in names)
+            ]
+            if not more:
+                return stays
+            names |= {write.name for write in more}
+            stays |= {write.uid for write in more}
 
     async def run(self) -> None:
         """Work until cancelled; what is in flight then is cancelled too and goes on at the next start."""
@@ -163,7 +183,9 @@ class Uploader:
 
     async def _look(self) -> float | None:
         """Read what is pending and start what is due; the seconds until something else is, None for "when woken"."""
+        is_hurried = self._is_hurried
         own = await self._gate.look()
+        self._has_looked = is_hurried
         now_s = self._clock.wall_s()
         # No wait is longer than the longest backoff, even if the clock was set back.
         last_s = now_s + self._settings.backoff_cap_s

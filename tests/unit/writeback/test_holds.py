@@ -117,7 +117,7 @@ async def test_hold_is_no_longer_than_its_bound_by_a_clock_that_was_set_back(wor
     assert await world.until_s(write) == 500.0 + HOLD_S
 
 
-@pytest.mark.parametrize("why", ["memory", "off", "end", "no time"])
+@pytest.mark.parametrize("why", ["memory", "off", "no time"])
 async def test_nothing_is_held_any_more(world: World, why: str) -> None:
     await world.save("s/a", "s/.metadata")
     write = await world.put("s/a")
@@ -126,15 +126,33 @@ async def test_nothing_is_held_any_more(world: World, why: str) -> None:
         world.has_room = False
     elif why == "off":
         world.mode = FenceMode.OFF
-    elif why == "end":
-        world.holds.end()
-        assert not world.holds.any
     else:
         world.holds = world.new(0.0)
     assert await world.until_s(write) == 0.0
     await world.holds.ask(write)
     held = held_by(write, world.holds.sets)
     assert held is None or held.until_s == 0.0
+
+
+async def test_node_that_stops_holds_what_no_new_marker_speaks_for(world: World) -> None:
+    await world.save("s/a", "s/b", "s/.metadata")
+    write = await world.put("s/a")
+    world.has_room = False
+    assert await world.until_s(write) == 0.0
+    world.holds.stop()
+    assert await world.until_s(write) == 1000.0 + HOLD_S
+    await world.put("s/.metadata")
+    assert await world.until_s(write) == 0.0
+    assert await world.until_s(await world.put("s/b")) == 0.0
+
+
+async def test_node_that_stops_holds_nothing_where_all_would_wait_for_it(world: World) -> None:
+    world.mode = FenceMode.STRICT
+    await world.save("s/a", "s/.metadata")
+    write = await world.put("s/a")
+    assert await world.until_s(write) > 0
+    world.holds.stop()
+    assert await world.until_s(write) == 0.0
 
 
 async def test_set_that_nobody_asked_for_at_a_look_is_asked_for_in_turn(world: World) -> None:

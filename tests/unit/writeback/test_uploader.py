@@ -344,30 +344,45 @@ async def test_all_of_all_end_gives_results_in_order() -> None:
     assert await all_of([give(number) for number in range(5)]) == [0, 1, 2, 3, 4]
 
 
-async def test_what_is_held_for_its_set_goes_when_memory_fills_or_the_node_is_to_stop(tmp_path: Path) -> None:
+async def test_what_is_held_for_its_set_goes_when_memory_fills(tmp_path: Path) -> None:
     room = True
     async with running(tmp_path, hold=HoldBounds(1e9, lambda: room)) as node:
-        for ends in ("memory", "the node"):
-            room = True
-            await node.put("s/a", f"a before {ends}")
-            await node.idle()
-            await node.put("s/.metadata", f"m before {ends}", Role.MARKER)
-            await node.idle()
-            assert await node.keys() == []
-            node.sender.tries.clear()
-            await node.put("s/a", f"a until {ends}")
-            await node.idle()
-            assert await node.keys() == ["s/a"]
-            assert node.sender.tries == []
-            assert [str(blocked.reason) for _, blocked in node.uploader.held_back(await node.directory.pending())] == [
-                "its set stands in the origin and its marker was not written anew yet"
-            ]
-            if ends == "memory":
-                room = False
-            else:
-                node.uploader.hurry()
-            await node.idle()
-            assert await node.keys() == []
+        await overwrite_in_place(node)
+        assert [str(blocked.reason) for _, blocked in node.uploader.held_back(await node.directory.pending())] == [
+            "its set stands in the origin and its marker was not written anew yet"
+        ]
+        room = False
+        await node.idle()
+        assert await node.keys() == []
+
+
+async def test_what_is_held_for_its_set_stays_when_the_node_is_to_stop_until_its_marker_comes(tmp_path: Path) -> None:
+    async with running(tmp_path, hold=HoldBounds(1e9, lambda: True)) as node:
+        await overwrite_in_place(node)
+        assert node.uploader.stays(await node.directory.pending()) == set()
+        node.uploader.hurry()
+        await node.idle()
+        await node.put("s/latest", "pointer", Role.POINTER)
+        await node.idle()
+        owed = await node.directory.pending()
+        assert [write.name.key for write in owed] == ["s/a", "s/latest"]
+        assert node.uploader.stays(owed) == {write.uid for write in owed}
+        await node.put("s/.metadata", "m again", Role.MARKER)
+        await node.idle()
+        assert await node.keys() == []
+
+
+async def overwrite_in_place(node: Node) -> None:
+    """A set that the origin has, one object of which is written anew."""
+    await node.put("s/a", "a before")
+    await node.idle()
+    await node.put("s/.metadata", "m before", Role.MARKER)
+    await node.idle()
+    node.sender.tries.clear()
+    await node.put("s/a", "a anew")
+    await node.idle()
+    assert await node.keys() == ["s/a"]
+    assert node.sender.tries == []
 
 
 async def test_what_is_held_for_a_set_that_was_learnt_of_in_its_turn_goes_when_the_hold_is_over(tmp_path: Path) -> None:
