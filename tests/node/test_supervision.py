@@ -218,6 +218,7 @@ def test_background_that_counted_before_the_workers_were_done_is_not_believed(st
     eventually("the background is gone", lambda: not is_alive(background))
     os.kill(worker, signal.SIGKILL)
     assert node.process.wait(DEADLINE_S) == LEFT_BEHIND_STATUS
+    assert "nobody could count what is left" in node.log.read_text()
 
 
 def test_stubborn_worker_is_killed_after_the_grace(starter: Starter) -> None:

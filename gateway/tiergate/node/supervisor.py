@@ -150,10 +150,12 @@ class Supervisor:
                 self._selector.close()
                 os.close(self._wakeup_fd)
                 os.close(self._deaths_fd)
-        if self._status is None:
-            # Its background did not come to say what is left.
-            return LEFT_BEHIND_STATUS if self._may_owe else 0
-        return self._status
+        if self._status is not None:
+            return self._status
+        if not self._may_owe:
+            return 0
+        log.error("nobody could count what is left: something may be in the memory folder only")
+        return LEFT_BEHIND_STATUS
 
     def _turn(self) -> None:
         """Wait for the next event or due time and deal with it."""
