@@ -3,7 +3,6 @@
 The binary is Debian's `etcd-server`. Nothing is synced to disk: what a test kills is a process, never the machine.
 """
 
-import os
 import shutil
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from tiergate.etcd.channel import Tls
 from tiergate.etcd.values import prefix_end
 from tiergate.etcd.wire import grpc, rpc
 from tiergate.testing.origins import free_ports
+from tiergate.testing.processes import freeze_process
 
 READY_TIMEOUT_S = 60.0
 START_ATTEMPTS_COUNT = 3
@@ -85,17 +85,15 @@ class EtcdMember:
 
     def freeze(self) -> None:
         """Stop it; its connections stay open, and silent from when this returns."""
-        process = self._signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        freeze_process(self._running())
 
     def thaw(self) -> None:
         """Let it go on."""
-        self._signal(signal.SIGCONT)
+        self._running().send_signal(signal.SIGCONT)
 
-    def _signal(self, number: signal.Signals) -> "subprocess.Popen[bytes]":
+    def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is None:
             raise ProcessLookupError(f"etcd {self.name} does not run")
-        self._process.send_signal(number)
         return self._process
 
     def pause(self) -> None:

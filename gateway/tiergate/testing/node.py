@@ -25,6 +25,7 @@ from botocore.config import Config
 
 import tiergate
 from tiergate.clock import SystemClock
+from tiergate.testing.processes import freeze_process
 
 T = TypeVar("T")
 Victim = Literal["all", "parent", "worker", "background"]
@@ -440,8 +441,7 @@ class RunningNode:
 
         The parent is stopped first: one that still ran would start another child for each that dies.
         """
-        process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        freeze_process(process)
         pidfds: list[int] = []
         try:
             for pid in _child_pids(process.pid):
